@@ -1,0 +1,1 @@
+"""kvclient: thin clients of kvd."""

@@ -1,0 +1,1 @@
+"""Measurements, each against a baseline taken in the same run. `tools/bench --list` names them."""

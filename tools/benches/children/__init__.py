@@ -1,0 +1,1 @@
+"""Programs that own MLX, run as children with the BLAS that the daemon's workers get."""

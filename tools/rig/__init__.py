@@ -1,0 +1,1 @@
+"""What tests, benches and the quickstart share: a real daemon under control."""

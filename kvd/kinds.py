@@ -1,0 +1,138 @@
+"""Kinds of configuration values: how each is read (from TOML or a flag's text), checked and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvd.units import format_duration, format_size, parse_duration, parse_size
+
+
+@dataclass(frozen=True, slots=True)
+class WarmPrompt:
+    """A prefix to prefill at start: what `kv` would send for this file as stdin, up to where the question starts."""
+
+    model: str
+    file: Path
+    system: str | None = None
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`parse` takes a TOML value or text and raises ValueError; `show` gives text that `parse` takes back."""
+
+    name: str
+    parse: Callable[[Any], Any]
+    show: Callable[[Any], str]
+
+
+def choice(*words: str) -> Kind:
+    def parse(raw: Any) -> str:
+        if raw not in words:
+            raise ValueError(f"{raw!r} is not one of {', '.join(words)}")
+        return str(raw)
+
+    return Kind(" | ".join(words), parse, str)
+
+
+def _bool(raw: Any) -> bool:
+    found = {True: True, False: False, "true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
+    if not isinstance(raw, bool | str) or raw not in found:
+        raise ValueError(f"{raw!r} is neither true nor false")
+    return found[raw]
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(f"{raw!r} is not text")
+    return raw
+
+
+def _int(raw: Any, low: int, high: int) -> int:
+    try:
+        number = int(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        raise ValueError(f"{raw!r} is not a whole number") from None
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise ValueError(f"{raw!r} is not a whole number")
+    if not low <= number <= high:
+        raise ValueError(f"{number} is outside {low} to {high}")
+    return number
+
+
+def _size(raw: Any) -> int:
+    return _int(raw, 0, 2**62) if isinstance(raw, int) else parse_size(_text(raw))
+
+
+def _duration(raw: Any) -> float:
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and raw >= 0:
+        return float(raw)
+    return parse_duration(_text(raw))
+
+
+def _power_of_two(raw: Any) -> int:
+    number = _int(raw, 16, 4096)
+    if number & (number - 1):
+        raise ValueError(f"{number} is not a power of two")
+    return number
+
+
+def _chunk(raw: Any) -> int:
+    number = _int(raw, 64, 65536)
+    if number % 64:
+        raise ValueError(f"{number} is not a multiple of 64")
+    return number
+
+
+def _path(raw: Any) -> Path:
+    return Path(_text(raw)).expanduser()
+
+
+def _or(word: str, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda raw: None if raw == word else parse(raw)
+
+
+def _show_or(word: str, show: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: word if value is None else show(value)
+
+
+def _prompt(raw: Any) -> WarmPrompt:
+    if isinstance(raw, str):
+        model, equals, file = raw.partition("=")
+        if not (model and equals and file):
+            raise ValueError(f"{raw!r} is not MODEL=FILE")
+        return WarmPrompt(model, _path(file))
+    if not isinstance(raw, dict):
+        raise ValueError(f"{raw!r} is neither a table nor MODEL=FILE")
+    if unknown := sorted(set(raw) - {"model", "file", "system", "raw"}):
+        raise ValueError(f"unknown field {unknown[0]!r} (known: model, file, system, raw)")
+    if missing := [name for name in ("model", "file") if name not in raw]:
+        raise ValueError(f"{missing[0]!r} is missing in {raw!r}")
+    system = raw.get("system")
+    return WarmPrompt(
+        _text(raw["model"]), _path(raw["file"]), None if system is None else _text(system), _bool(raw.get("raw", False))
+    )
+
+
+def _prompts(raw: Any) -> tuple[WarmPrompt, ...]:
+    items = [part for part in raw.split(",") if part] if isinstance(raw, str) else raw
+    if not isinstance(items, list):
+        raise ValueError(f"{raw!r} is not a list")
+    return tuple(_prompt(item) for item in items)
+
+
+BOOL = Kind("true | false", _bool, lambda value: "true" if value else "false")
+TEXT = Kind("text", _text, str)
+COUNT = Kind("number", lambda raw: _int(raw, 1, 1_000_000), str)
+PORT = Kind("port", lambda raw: _int(raw, 0, 65535), str)
+SIZE = Kind("size", _size, format_size)
+AUTO_SIZE = Kind("size | auto", _or("auto", _size), _show_or("auto", format_size))
+DURATION = Kind("duration", _duration, format_duration)
+TTL = Kind("duration | off", _or("off", _duration), _show_or("off", format_duration))
+BLOCK = Kind("power of two", _power_of_two, str)
+AUTO_CHUNK = Kind("number | auto", _or("auto", _chunk), _show_or("auto", str))
+PATH = Kind("path | auto", _or("auto", _path), _show_or("auto", str))
+PROMPTS = Kind("list", _prompts, lambda prompts: ", ".join(f"{item.model}={item.file}" for item in prompts))

@@ -81,7 +81,7 @@ def pack(value: dict[str, Any]) -> bytes:
 
 def unpack(data: bytes) -> dict[str, Any]:
     try:
-        value = msgpack.unpackb(data, raw=False, strict_map_key=True, max_buffer_size=MAX_BODY)
+        value = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as problem:
         raise ProtocolError(f"not msgpack: {type(problem).__name__}") from None
     if not isinstance(value, dict):

@@ -1,0 +1,158 @@
+"""The home folder: its layout, its modes (0700, files 0600) and the lock that says who owns it.
+
+    $KVD_HOME/  kvd.toml  run/{lock,kvd.sock,workers/}  models/  store/  logs/  lib/  tmp/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvclient import paths
+from kvclient.errors import BadRequest, Busy
+
+UMASK = 0o077
+
+
+class HomeLocked(Busy):
+    """Another process owns the home. details: pid (0: unknown), path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Paths under one home; `create` makes the folders."""
+
+    root: Path
+
+    @classmethod
+    def default(cls) -> Home:
+        return cls(paths.home())
+
+    @property
+    def config(self) -> Path:
+        return self.root / "kvd.toml"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def lock(self) -> Path:
+        return self.run / "lock"
+
+    @property
+    def workers(self) -> Path:
+        """One file per worker process, named by its pid: who must be gone before the store is opened."""
+        return self.run / "workers"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def lib(self) -> Path:
+        return self.root / "lib"
+
+    @property
+    def tmp(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def socket(self) -> Path:
+        """`KVD_SOCKET` wins over the home's own. Raises BadRequest for a path over the system's limit."""
+        if os.environ.get("KVD_SOCKET"):
+            return paths.socket_path()
+        return paths.checked(self.run / "kvd.sock")
+
+    def create(self) -> None:
+        """Make every folder with mode 0700 and set this process's umask to 077. Raises BadRequest when the home cannot
+        be used: not a folder, not writable, or of another user."""
+        os.umask(UMASK)
+        folders = (self.root, self.run, self.workers, self.models, self.store, self.logs, self.lib, self.tmp)
+        try:
+            for folder in folders:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if folder.stat().st_uid == os.geteuid():
+                    folder.chmod(0o700)
+        except OSError as problem:
+            raise BadRequest(f"cannot use {self.root} as home: {problem.strerror}", path=str(self.root)) from None
+        check_owner(self.root)
+        check_owner(self.run)
+
+
+def check_owner(folder: Path) -> None:
+    """Raises BadRequest unless `folder` is ours, or root's, and only we can put names into it (or it is sticky)."""
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        raise BadRequest(f"{folder} belongs to another user", path=str(folder), uid=found.st_uid)
+    open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if open_to_others and not found.st_mode & stat.S_ISVTX:
+        raise BadRequest(
+            f"{folder} can be written by other users; use a folder with mode 0700", path=str(folder), mode=found.st_mode
+        )
+
+
+class Lock:
+    """The lock of a home: held by one daemon or one offline command. The kernel releases it when its holder dies."""
+
+    def __init__(self, home: Home) -> None:
+        self._path = home.lock
+        self._fd: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
+    def acquire(self) -> Lock:
+        """Take the lock, without waiting, and write our pid into it. Raises HomeLocked with the holder's pid."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _pid(os.pread(fd, 32, 0))
+            os.close(fd)
+            raise HomeLocked(
+                f"{self._path.parent.parent} is in use by process {pid or '(unknown)'}", pid=pid, path=str(self._path)
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+        return self
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.ftruncate(self._fd, 0)
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Lock:
+        return self if self.held else self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+def holder(home: Home) -> int | None:
+    """Pid of the process that holds the home's lock; None when nobody does, 0 when it has not written its pid yet."""
+    try:
+        with Lock(home):
+            return None
+    except HomeLocked as problem:
+        return int(problem.details["pid"])
+    except FileNotFoundError:
+        return None
+
+
+def _pid(text: bytes) -> int:
+    return int(text) if text.strip().isdigit() else 0

@@ -14,11 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from kvclient import paths
 from kvclient.errors import BadRequest
+from kvd.home import Home
 from kvd.settings import SECTIONS, Cache, Daemon, Gateway, Memory, Models, Setting, Store, Warm, settings
-
-FILE_NAME = "kvd.toml"
 
 
 class Source(StrEnum):
@@ -46,7 +44,7 @@ class Config:
 
     @property
     def store_path(self) -> Path:
-        return self.home / "store" if self.store.path is None else self.home / self.store.path
+        return Home(self.home).store if self.store.path is None else self.home / self.store.path
 
     def value(self, setting: Setting) -> Any:
         return getattr(getattr(self, setting.section), setting.name)
@@ -61,8 +59,8 @@ def load(home: Path | None = None, file: Path | None = None, flags: Mapping[str,
     A missing file is no error unless it was named. Raises BadRequest for an unreadable file, an unknown key (with the
     nearest known one) and a value that does not fit (with what would).
     """
-    place = home.expanduser().absolute() if home else paths.home()
-    path = file or place / FILE_NAME
+    place = Home(home.expanduser().absolute()) if home else Home.default()
+    path = file or place.config
     sources: dict[str, Source] = {}
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     known = {setting.path: setting for setting in settings()}
@@ -72,9 +70,8 @@ def load(home: Path | None = None, file: Path | None = None, flags: Mapping[str,
         _take(values, sources, known, name, text, Source.FLAG, "command line")
     sources["home"] = Source.FLAG if home else Source.ENV if os.environ.get("KVD_HOME") else Source.DEFAULT
     sources["socket"] = Source.ENV if os.environ.get("KVD_SOCKET") else sources["home"]
-    socket = paths.socket_path() if os.environ.get("KVD_SOCKET") else paths.checked(place / "run" / "kvd.sock")
     built: dict[str, Any] = {section: cls(**values[section]) for section, cls in SECTIONS.items()}
-    return Config(home=place, socket=socket, file=path, sources=sources, **built)
+    return Config(home=place.root, socket=place.socket, file=path, sources=sources, **built)
 
 
 def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:

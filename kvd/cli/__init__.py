@@ -1,0 +1,1 @@
+"""The `kvd` command: one module per verb, loaded only when asked for."""

@@ -1,0 +1,119 @@
+"""Dispatch of `kvd VERB`. Only the asked verb's module is imported, so that `kvd status` never loads mlx."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from types import ModuleType
+
+from kvclient.errors import KvdError
+
+VERBS = {
+    "serve": "run the daemon in the foreground",
+    "stop": "stop the running daemon",
+    "status": "what the daemon is doing",
+    "doctor": "check this machine and say what to fix",
+    "pull": "bring a model in: demo, a Hugging Face repo, a GGUF file or an MLX folder",
+    "models": "models that are here, and which are loaded",
+    "load": "load a model now",
+    "unload": "give a model's memory back",
+    "warm": "prefill a document or system text before it is asked about",
+    "cache": "look into the store of KV blocks and take care of it",
+    "explain": "what of a prompt is cached, and where it diverges",
+    "calibrate": "measure KV precisions on real text",
+    "install": "start the daemon at login (launchd agent, systemd user unit)",
+    "uninstall": "undo install",
+    "top": "live view of requests, memory and reuse",
+    "logs": "the daemon's log, and those of crashed workers",
+    "config": "the configuration and where each value comes from",
+}
+USAGE = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the `kvd` script. Returns the exit code; errors of users are one line on stderr."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except KvdError as error:
+        print(f"kvd: {error.message}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains while it exits
+        return PIPE_CLOSED
+
+
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """The verb's own parser, with its help."""
+    module = _module(verb)
+    parser = argparse.ArgumentParser(
+        prog=f"kvd {verb}",
+        description=(module.__doc__ or "").strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    return parser
+
+
+def _module(verb: str) -> ModuleType:
+    return importlib.import_module(f"kvd.cli.{verb}")
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        if len(words) > 1 and words[0] == "help" and words[1] in VERBS:
+            parser_of(words[1]).print_help()
+            return 0
+        print(_help(), file=sys.stdout if words else sys.stderr)
+        return 0 if words else USAGE
+    verb, rest = words[0], words[1:]
+    if verb in ("-V", "--version"):
+        from kvd import __version__
+
+        print(f"kvd {__version__}")
+        return 0
+    if verb == "--completion":
+        from kvd.cli import completion
+
+        return completion.print_script(rest)
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        print(f"kvd: no verb {verb!r}{f'; did you mean {near[0]}?' if near else ''} (see kvd --help)", file=sys.stderr)
+        return USAGE
+    module = _module(verb)
+    return int(module.run(parser_of(verb).parse_args(rest)))
+
+
+def _help() -> str:
+    lines = [f"  {verb:<11}{summary}" for verb, summary in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: kvd VERB …        (kvd VERB --help explains one)",
+            "",
+            "kvd keeps language models loaded and their KV caches on disk, so that no prefix is computed twice.",
+            "",
+            *lines,
+            "",
+            "  --version, --completion bash|zsh|fish",
+            "",
+            "First steps:  kvd pull demo && kvd serve &",
+            '              kv "explain this" < README.md      (kv asks the daemon; see kv --help)',
+            "",
+            "Environment:  KVD_HOME (models, store, logs, kvd.toml), KVD_SOCKET",
+            "Exit codes:   0 done, 2 usage, 65 bad input, 69 daemon not reachable, 70 internal, 75 busy, 130 interrupted",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The front: the daemon's resident process. It never imports mlx or numpy."""

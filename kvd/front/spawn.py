@@ -1,0 +1,99 @@
+"""How a worker process comes into being: its command line, its environment and what it inherits.
+
+The command line is the contract with `kvd.worker.main`:
+
+    python -P -m kvd.worker.main --connect SOCKET --home HOME --model DIR --name NAME --store DIR --leash FD
+        --kv PRESET --block-size TOKENS --pool-limit BYTES --pool-initial BYTES [--chunk TOKENS]
+
+`--leash` is for `kvd.leash.hold`. A second inherited descriptor holds a lock on `run/workers/<run>`: the next front
+knows by it that this worker is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvd.home import Home
+
+WORKER = (sys.executable, "-P", "-m", "kvd.worker.main")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to start. `run` numbers the processes of this front. Sizes in bytes, block and chunk in tokens."""
+
+    run: int
+    name: str
+    model: Path
+    socket: Path
+    store: Path
+    kv: str
+    block_size: int
+    chunk: int | None
+    pool_limit: int
+    pool_initial: int
+    preload: Path | None = None
+    command: Sequence[str] = field(default=WORKER)
+
+    def arguments(self, home: Home, leash: int) -> list[str]:
+        given = {
+            "connect": self.socket, "home": home.root, "model": self.model, "name": self.name, "store": self.store,
+            "leash": leash, "kv": self.kv, "block-size": self.block_size, "pool-limit": self.pool_limit,
+            "pool-initial": self.pool_initial,
+        }  # fmt: skip
+        if self.chunk is not None:
+            given["chunk"] = self.chunk
+        return [*self.command, *(text for name, value in given.items() for text in (f"--{name}", str(value)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A running worker. Closing `leash` ends it within a second."""
+
+    process: subprocess.Popen[bytes]
+    leash: int
+    log: Path
+    tmp: Path
+    record: Path
+
+
+def environment(base: Mapping[str, str], home: Home, tmp: Path, preload: Path | None) -> dict[str, str]:
+    """The worker's environment: a private TMPDIR, a BLAS that leaves one core to the front, and cuDNN's attention off,
+    which is wrong for one query row over a view that starts inside its array."""
+    made = {**base, "KVD_HOME": str(home.root), "TMPDIR": str(tmp), "MLX_CUDA_USE_CUDNN_SDPA": "0"}
+    made.setdefault("OPENBLAS_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
+    if preload is not None:
+        made["LD_PRELOAD"] = ":".join(filter(None, (str(preload), base.get("LD_PRELOAD"))))
+    return made
+
+
+def spawn(order: Order, home: Home) -> Spawned:
+    """Start the process by exec; call it on the main thread, whose death is the kernel's death signal to the worker.
+    Raises OSError when the system refuses."""
+    log = home.logs / f"worker-{order.name}-{order.run}.log"
+    tmp = home.tmp / f"w{order.run}"
+    tmp.mkdir(mode=0o700, exist_ok=True)
+    record = home.workers / str(order.run)
+    reading, leash = os.pipe()
+    held = os.open(record, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(
+                order.arguments(home, reading), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
+                pass_fds=(reading, held), env=environment(os.environ, home, tmp, order.preload), cwd=home.root,
+            )  # fmt: skip
+        os.pwrite(held, f"{process.pid}\n".encode(), 0)
+    except OSError:
+        os.close(leash)
+        raise
+    finally:
+        os.close(reading)
+        os.close(held)
+    return Spawned(process, leash, log, tmp, record)

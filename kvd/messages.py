@@ -3,8 +3,8 @@
 Every message travels as `kvclient.wire.Message` (two frames). Work for a worker and events for a client keep the body
 as the client or the worker packed it, so that the front forwards it unread; all others unpack into one dataclass each.
 
-    front -> worker   Work  Cancel  LookedUp  Reserved  Committed  Stop
-    worker -> front   Ready  Failed  Event  Lookup  Reserve  Written  Abandon  BadShard  Touched  Beat
+    front -> worker   Work  Cancel  LookedUp  Reserved  Committed  Granted  Stop
+    worker -> front   Ready  Failed  Event  Lookup  Reserve  Written  Abandon  BadShard  Touched  Grow  Beat
 """
 
 from __future__ import annotations
@@ -121,6 +121,16 @@ class Committed(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
+class Granted(_Typed):
+    """Answer to Grow `q`. With `ok` false the pool must stay as it is; `available` bytes are left in the budget."""
+
+    KIND = "granted"
+    q: int
+    ok: bool
+    available: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop(_Typed):
     """Finish what runs within `drain_s` seconds (0: cancel it now), flush, exit with status 0."""
 
@@ -218,6 +228,16 @@ class Touched(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
+class Grow(_Typed):
+    """May the pool take `nbytes` more than it has? Asked before it grows beyond `--pool-initial`, answered at once; the
+    front keeps one ledger over all models. Negative: given back, not answered."""
+
+    KIND = "grow"
+    q: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Beat(_Typed):
     """Every second, from a thread without MLX. `phase` is "loading", "idle" or what the engine does; `since_s` the
     seconds since its last chunk or step ended, `expected_s` how long the one in hand should take; `stats` plain numbers
@@ -230,12 +250,12 @@ class Beat(_Typed):
     stats: dict[str, Any]
 
 
-ToWorker = Work | Cancel | LookedUp | Reserved | Committed | Stop
-ToFront = Ready | Failed | Event | Lookup | Reserve | Written | Abandon | BadShard | Touched | Beat
+ToWorker = Work | Cancel | LookedUp | Reserved | Committed | Granted | Stop
+ToFront = Ready | Failed | Event | Lookup | Reserve | Written | Abandon | BadShard | Touched | Grow | Beat
 
-_TO_WORKER: Final[dict[str, type[Any]]] = {c.KIND: c for c in (Cancel, LookedUp, Reserved, Committed, Stop)}
+_TO_WORKER: Final[dict[str, type[Any]]] = {c.KIND: c for c in (Cancel, LookedUp, Reserved, Committed, Granted, Stop)}
 _TO_FRONT: Final[dict[str, type[Any]]] = {
-    c.KIND: c for c in (Ready, Failed, Lookup, Reserve, Written, Abandon, BadShard, Touched, Beat)
+    c.KIND: c for c in (Ready, Failed, Lookup, Reserve, Written, Abandon, BadShard, Touched, Grow, Beat)
 }
 
 

@@ -22,6 +22,7 @@ FOR_WORKERS: list[m.ToWorker] = [
     m.Reserved(9, False, reason="store_full"),
     m.Committed((m.CommittedItem(3, True), m.CommittedItem(4, False, "damaged"))),
     m.Committed(()),
+    m.Granted(5, False, 1 << 40),
     m.Stop(1.5),
 ]
 FOR_THE_FRONT: list[m.ToFront] = [
@@ -34,6 +35,7 @@ FOR_THE_FRONT: list[m.ToFront] = [
     m.Abandon(3, "disk_error"),
     m.BadShard(b"n" * 16, b"c" * 16, "checksum"),
     m.Touched(b"n" * 16, (b"c" * 16,)),
+    m.Grow(5, 1 << 30),
     m.Beat("prefill", 0.25, 1.0, {"pool_bytes": 5}),
 ]
 

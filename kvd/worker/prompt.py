@@ -1,0 +1,163 @@
+"""From a request's body to token ids: template, tokenizer, limits. Runs in preparation threads, never where MLX runs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jinja2
+
+from kvclient.errors import BadRequest, ContextLengthExceeded
+from kvd.worker.params import Params, parse
+from kvd.worker.scheduler import common_prefix
+from kvd.worker.text import PLAIN, Format, format_of
+
+_CONTINUATIONS: Final = ("A", "zq", "\n1")
+"""what may follow a warmed text: tokens that all of these leave alone belong to the text"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request ready for the engine. `tokens` are valid ids, at most as many as the context has rows."""
+
+    tokens: tuple[int, ...]
+    params: Params
+    format: Format
+    preview: str
+    """first words, for `kvd cache ls`"""
+
+
+class Prompter:
+    """Owns what is needed to read prompts of one model. Thread-safe: it keeps no state between calls."""
+
+    def __init__(self, tokenizer: Any, *, vocab: int, context: int, today: datetime.date) -> None:
+        """`vocab` ids the model embeds, `context` tokens, `today` what templates are told the date is (pinned: a date
+        that moves would end every prefix at its position)."""
+        self._tokenizer = tokenizer
+        self._vocab = vocab
+        self._context = context
+        self._now = datetime.datetime.combine(today, datetime.time())
+
+    def prepare(self, kind: str, body: Mapping[str, Any]) -> Prompt:
+        """Raises BadRequest and ContextLengthExceeded (details: prompt, limit)."""
+        params, body = parse(kind, body, vocab=self._vocab, random_seed=int.from_bytes(os.urandom(7), "big"))
+        tools = [] if params.tool_choice == "none" else body.get("tools", [])
+        if "tokens" in body:
+            tokens = body["tokens"]
+        elif "prompt" in body:
+            tokens = self._read(kind, body["prompt"])
+        else:
+            messages = [_message(message) for message in body["messages"]]
+            tokens = self._chat(kind, messages, tools, _template_options(body))
+        self._check(tokens, needs_room=kind != "count")
+        room = self._context - len(tokens) + 1
+        return Prompt(
+            tokens=tuple(tokens),
+            params=replace(params, max_tokens=min(params.max_tokens, room)) if kind != "count" else params,
+            format=format_of(self._tokenizer, tools, tokens) if "messages" in body else PLAIN,
+            preview=_preview(body),
+        )
+
+    def _check(self, tokens: Sequence[int], *, needs_room: bool) -> None:
+        if not tokens:
+            raise BadRequest("the prompt is empty")
+        if max(tokens) >= self._vocab or min(tokens) < 0:
+            bad = next(token for token in tokens if not 0 <= token < self._vocab)
+            raise BadRequest(f"token id {bad} is not within 0 and {self._vocab - 1}", value=bad, vocab=self._vocab)
+        if needs_room and len(tokens) > self._context:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(tokens)} tokens, the model's limit is {self._context}",
+                prompt=len(tokens), limit=self._context, reusable_prefix=0,
+            )  # fmt: skip
+
+    def _encode(self, text: str) -> list[int]:
+        bos = self._tokenizer.bos_token
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos)))
+        return ids
+
+    def _read(self, kind: str, text: str) -> list[int]:
+        if kind != "warm":
+            return self._encode(text)
+        return _shared([self._encode(text + more) for more in _CONTINUATIONS])
+
+    def _chat(
+        self, kind: str, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[int]:
+        if not self._tokenizer.has_chat_template:
+            raise BadRequest("this model has no chat template: send prompt or tokens instead of messages")
+        if kind == "warm" and messages and messages[-1]["role"] == "user":
+            # What is asked later continues this message, so the template's closing tags are no part of the prefix.
+            *before, last = messages
+            variants = [[*before, {**last, "content": last["content"] + more}] for more in _CONTINUATIONS]
+            return _shared([self._render(variant, tools, options) for variant in variants])
+        return self._render(messages, tools, options)
+
+    def _render(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[int]:
+        settings = {"add_generation_prompt": True, "strftime_now": self._now.strftime, **options}
+        try:
+            text = self._tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **settings)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as problem:
+            raise BadRequest(f"the chat template refuses these messages: {problem}", field="messages") from problem
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def _shared(variants: Sequence[Sequence[int]]) -> list[int]:
+    first = list(variants[0])
+    return first[: min(common_prefix(first, other) for other in variants[1:])]
+
+
+def _message(value: Mapping[str, Any]) -> dict[str, Any]:
+    """One message as templates want it: text content, tool arguments as objects."""
+    message = {**value, "content": _content(value.get("content"))}
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = [_call(call) for call in calls]
+    return message
+
+
+def _content(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in value]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(part for part in parts if part is not None)
+    raise BadRequest("the content of a message is text or a list of text parts", field="messages")
+
+
+def _call(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not isinstance(value.get("function"), dict):
+        raise BadRequest("a tool call is an object with a function", field="messages")
+    function = dict(value["function"])
+    if isinstance(function.get("arguments"), str):
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except json.JSONDecodeError as problem:
+            raise BadRequest(f"a tool call's arguments are not JSON: {problem}", field="messages") from None
+    return {**value, "function": function}
+
+
+def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    options: Mapping[str, Any] = body.get("template_kwargs", {})
+    reserved = sorted(set(options) & {"tokenize", "return_dict", "chat_template", "tools", "strftime_now"})
+    if reserved:
+        raise BadRequest(f"template_kwargs must not set {reserved[0]}", field="template_kwargs")
+    return options
+
+
+def _preview(body: Mapping[str, Any]) -> str:
+    if "prompt" in body:
+        text = body["prompt"]
+    elif "messages" in body:
+        text = " ".join(_content(message.get("content")) for message in body["messages"][:2])
+    else:
+        text = f"{len(body['tokens'])} token ids"
+    return " ".join(text[:400].split())[:80]

@@ -1,0 +1,127 @@
+"""Drawing the next token of each sequence of a batch. Engine thread only.
+
+A row is processed by itself and its random key depends on (seed, choice, position) alone, so a seeded request gives
+the same text alone and in any batch, wherever its logits are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+from mlx_lm import sample_utils
+
+from kvd.worker.params import Sampling
+
+_ALL = 1 << 30
+"""context of the penalties: the whole sequence, not mlx-lm's last 20 tokens"""
+
+
+@dataclass(slots=True)
+class Drawer:
+    """What one sequence needs to draw: its settings and the tokens its penalties look at.
+
+    `prompt` counts for the repetition penalty only, as in transformers; presence and frequency look at the answer.
+    """
+
+    sampling: Sampling
+    choice: int = 0
+    prompt: Sequence[int] = ()
+    output: list[int] = field(default_factory=list)
+    mask: mx.array | None = None
+    """[vocab], -inf for tokens a grammar forbids now"""
+
+    def key(self) -> mx.array:
+        """The random key of this draw: a hash of seed, choice and position."""
+        text = f"{self.sampling.seed}/{self.choice}/{len(self.output)}".encode()
+        return mx.random.key(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A drawn token; `logprob` and `top` ((token, logprob) descending) only where asked."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def draw(logits: mx.array, drawers: Sequence[Drawer]) -> list[Draw]:
+    """One token per row of `logits` [rows, vocab]; row i belongs to drawers[i]. Evaluates everything at once."""
+    rows = [_processed(logits[i : i + 1], drawer) for i, drawer in enumerate(drawers)]
+    normal = {
+        i: row.astype(mx.float32) - mx.logsumexp(row.astype(mx.float32), axis=-1, keepdims=True)
+        for i, row in enumerate(rows)
+        if drawers[i].sampling.logprobs or not drawers[i].sampling.greedy
+    }
+    tokens = [_token(rows[i], normal.get(i), drawer) for i, drawer in enumerate(drawers)]
+    picked = mx.concatenate(tokens)
+    tops = {i: _top(normal[i], d.sampling.top_logprobs) for i, d in enumerate(drawers) if d.sampling.top_logprobs}
+    chosen = {i: normal[i][0, tokens[i]] for i, d in enumerate(drawers) if d.sampling.logprobs}
+    mx.eval(picked, *(array for pair in tops.values() for array in pair), *chosen.values())
+    ids: list[int] = picked.tolist()
+    return [
+        Draw(
+            token,
+            chosen[i].item() if i in chosen else None,
+            tuple(zip(tops[i][0].tolist(), tops[i][1].tolist(), strict=True)) if i in tops else (),
+        )
+        for i, token in enumerate(ids)
+    ]
+
+
+def _processed(row: mx.array, drawer: Drawer) -> mx.array:
+    """Bias, penalties, grammar: what the model's own preference is before it is drawn from."""
+    sampling = drawer.sampling
+    if not sampling.plain:
+        if sampling.logit_bias:
+            ids, amounts = zip(*sampling.logit_bias, strict=True)
+            row = row.at[:, mx.array(ids)].add(mx.array(amounts).astype(row.dtype))
+        if sampling.repetition_penalty != 1.0:
+            seen = mx.array([*drawer.prompt, *drawer.output], dtype=mx.int32)
+            row = sample_utils.make_repetition_penalty(sampling.repetition_penalty, _ALL)(seen, row)
+        said = mx.array(drawer.output, dtype=mx.int32)
+        if sampling.presence_penalty and drawer.output:
+            row = sample_utils.make_presence_penalty(sampling.presence_penalty, _ALL)(said, row)
+        if sampling.frequency_penalty and drawer.output:
+            row = sample_utils.make_frequency_penalty(sampling.frequency_penalty, _ALL)(said, row)
+    if drawer.mask is not None:
+        row = row + drawer.mask[: row.shape[-1]].astype(row.dtype)
+    return row
+
+
+def _token(row: mx.array, normal: mx.array | None, drawer: Drawer) -> mx.array:
+    """[1] token id."""
+    sampling = drawer.sampling
+    if sampling.greedy or normal is None:
+        return mx.argmax(row, axis=-1)
+    with _interpreted():
+        if sampling.top_p < 1.0:
+            normal = sample_utils.apply_top_p(normal, sampling.top_p)
+        if sampling.min_p:
+            normal = sample_utils.apply_min_p(normal, sampling.min_p)
+        if 0 < sampling.top_k < normal.shape[-1]:
+            normal = sample_utils.apply_top_k(normal, sampling.top_k)
+    return mx.random.categorical(normal * (1.0 / sampling.temperature), key=drawer.key())
+
+
+@contextmanager
+def _interpreted() -> Iterator[None]:
+    """mlx-lm compiles its filters; on the CPU that runs the C++ compiler for a second in the middle of a stream."""
+    if mx.default_device() != mx.cpu:
+        yield
+        return
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
+
+
+def _top(normal: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """([count] ids, [count] log probabilities), most likely first."""
+    ids = mx.argsort(-normal[0])[:count]
+    return ids, normal[0, ids]

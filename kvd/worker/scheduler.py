@@ -1,0 +1,147 @@
+"""What to do next, decided from values alone: no clock, no MLX, no I/O.
+
+Each request has one number, its *deadline*: arrival + what its priority concedes + the time its remaining rows should
+take. The smallest goes first. Short work passes long work and interactive passes background, yet nobody starves: a
+later arrival passes only as long as its own deadline is smaller, which ends after a bounded time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kvclient.errors import Busy
+
+GRID: Final = 64
+"""rows; chunks start and end on multiples of it, counted from token 0: products of at least that many rows are
+bit-equal however a prompt is cut (design section 2)"""
+CONCESSION_S: Final[Mapping[str, float]] = {"interactive": 0.0, "background": 30.0}
+
+
+class Stage(Enum):
+    WAITING = "waiting"
+    LOADING = "loading"
+    """blocks are on their way from the store"""
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request as the scheduler sees it. `rows` of `total` prompt rows are stored; `arrival` in seconds.
+
+    `after` names a job whose prefill computes this one's prefix right now: it waits for that instead of repeating it.
+    """
+
+    id: str
+    stage: Stage
+    arrival: float
+    total: int
+    rows: int = 0
+    priority: str = "interactive"
+    after: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`chunk` and `small_chunk` in rows per prefill step: the small one while a stream decodes. `max_live` bounds the
+    sequences that hold KV; `max_waiting` the queue. `row_s` is the measured time per prefilled row."""
+
+    chunk: int = 512
+    small_chunk: int = GRID
+    max_live: int = 32
+    max_waiting: int = 64
+    row_s: float = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows `start` <= row < `end` of a job's prompt go through the model next."""
+
+    id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`admit`: start these, in order. `decode`: one token each, in one batch. `prefill`: one chunk after that."""
+
+    admit: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    prefill: Chunk | None = None
+
+
+def deadline(job: Job, limits: Limits) -> float:
+    """Seconds on the clock of `arrival`; smaller goes first."""
+    return job.arrival + CONCESSION_S[job.priority] + (job.total - job.rows) * limits.row_s
+
+
+def check_admission(waiting: int, limits: Limits) -> None:
+    """Raises Busy when one more request would exceed the queue."""
+    if waiting >= limits.max_waiting:
+        raise Busy(
+            f"{waiting} requests are waiting already, the limit is {limits.max_waiting}: try again later",
+            waiting=waiting, limit=limits.max_waiting,
+        )  # fmt: skip
+
+
+def decide(jobs: Sequence[Job], limits: Limits) -> Decision:
+    """One step of the loop: every decoding job gets a token, one prefilling job a chunk."""
+    live = sum(1 for job in jobs if job.stage is not Stage.WAITING)
+    names = {job.id for job in jobs}
+    waiting = _ordered((job for job in jobs if job.stage is Stage.WAITING and job.after not in names), limits)
+    decoding = tuple(job.id for job in jobs if job.stage is Stage.DECODING)
+    prefilling = _ordered((job for job in jobs if job.stage is Stage.PREFILLING), limits)
+    chunk = None
+    if prefilling:
+        first = prefilling[0]
+        size = limits.small_chunk if decoding else limits.chunk
+        chunk = Chunk(first.id, first.rows, chunk_end(first.rows, first.total, size))
+    return Decision(tuple(job.id for job in waiting[: max(limits.max_live - live, 0)]), decoding, chunk)
+
+
+def chunk_end(start: int, total: int, size: int) -> int:
+    """Where a chunk that starts at `start` ends: on the grid of `size`, counted from token 0, so that a resumed prefill
+    is cut as a cold one. The last row is always a step of its own (a full hit runs that same step)."""
+    if start >= total - 1:
+        return total
+    end = (start // size + 1) * size
+    if end - start < GRID and start % GRID:
+        # A short piece up to the grid would be a product of fewer than 64 rows: take the next piece along.
+        end += size
+    return min(end, total - 1)
+
+
+def position(job_id: str, jobs: Iterable[Job], limits: Limits) -> int:
+    """Place of a waiting job in the queue, 0 for the next."""
+    order = _ordered((job for job in jobs if job.stage is Stage.WAITING), limits)
+    return next((place for place, job in enumerate(order) if job.id == job_id), 0)
+
+
+def victim(jobs: Iterable[Job], needing: str, limits: Limits) -> str | None:
+    """Whom to preempt when the pool is full and `needing` wants rows: the last in the order, if it comes after
+    `needing`; else `needing` itself unless it runs alone (None: nothing can be freed)."""
+    live = _ordered((job for job in jobs if job.stage in (Stage.PREFILLING, Stage.DECODING)), limits)
+    if len(live) < 2:
+        return None
+    last = live[-1]
+    return last.id if last.id != needing else needing
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Leading tokens two prompts share. Equal slices are compared whole, since most prompts share all or nothing."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _ordered(jobs: Iterable[Job], limits: Limits) -> list[Job]:
+    return sorted(jobs, key=lambda job: (deadline(job, limits), job.arrival, job.id))

@@ -1,0 +1,189 @@
+"""The header of a shard: a safetensors header that says whose KV this is. Pure, no I/O.
+
+    8 bytes length (u64 LE) ‖ JSON, padded with spaces so that the data starts on a page ‖ tensor data, no holes
+
+`__metadata__` holds: format, namespace, chain, parent (hex), tokens (decimal, comma separated), start, layout, preview,
+xxh3_128 (of every tensor, hex, in file order, comma separated) and self: xxh3_128 of the whole header, length
+included, with `self` as zeros. `self` is the shard's checksum in the index: through the tensor sums it covers every
+byte of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import xxhash
+
+from kvd.cache.chain import CHAIN_BYTES, next_chain
+
+FORMAT: Final = "kvd-shard-1"
+SUFFIX: Final = ".safetensors"
+HEADER_LIMIT: Final = 1 << 20
+"""bytes; nothing larger is read into memory"""
+DATA_ALIGN: Final = 4096
+LENGTH_BYTES: Final = 8
+CHECKSUM_BYTES: Final = 16
+TOKENS_LIMIT: Final = 4096
+PREVIEW_LIMIT: Final = 200
+"""characters"""
+ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
+_BLANK: Final = "0" * 2 * CHECKSUM_BYTES
+
+
+class ShardDamaged(Exception):
+    """A shard that must not be used. `reason` is a counter's name."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a shard; dtype by its safetensors name."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        total = ITEM_BYTES[self.dtype]
+        for n in self.shape:
+            total *= n
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHeader:
+    """What a shard says of itself. `start`: position of its first token; `layout`: the KV layout's one-line name."""
+
+    namespace: bytes
+    chain: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+    start: int
+    layout: str
+    tensors: tuple[TensorSpec, ...]
+    preview: str = ""
+
+    @property
+    def data_bytes(self) -> int:
+        return sum(spec.nbytes for spec in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A header read back: data starts at byte `data_at`; `sums`: one checksum per tensor; `checksum`: the shard's."""
+
+    header: ShardHeader
+    data_at: int
+    sums: tuple[bytes, ...]
+    checksum: bytes
+
+    @property
+    def file_bytes(self) -> int:
+        return self.data_at + self.header.data_bytes
+
+
+def file_bytes(header: ShardHeader) -> int:
+    """Exact size of the shard that `header` will give: what to reserve."""
+    blank = [b"\0" * CHECKSUM_BYTES] * len(header.tensors)
+    return len(build(header, blank)[0]) + header.data_bytes
+
+
+def build(header: ShardHeader, sums: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """(all bytes before the data, the shard's checksum). sums: xxh3_128 of every tensor, in order.
+
+    Raises ValueError for a header over HEADER_LIMIT."""
+    table: dict[str, Any] = {"__metadata__": _metadata(header, sums)}
+    at = 0
+    for spec in header.tensors:
+        table[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [at, at + spec.nbytes]}
+        at += spec.nbytes
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode()
+    size = -(-(LENGTH_BYTES + len(text)) // DATA_ALIGN) * DATA_ALIGN - LENGTH_BYTES
+    if size > HEADER_LIMIT:
+        raise ValueError(f"a shard header of {size} bytes is over the limit of {HEADER_LIMIT}")
+    raw = size.to_bytes(LENGTH_BYTES, "little") + text.ljust(size)
+    checksum = xxhash.xxh3_128_digest(raw)
+    blank = f'"self":"{_BLANK}"'.encode()
+    return raw.replace(blank, f'"self":"{checksum.hex()}"'.encode(), 1), checksum
+
+
+def header_bytes(prefix: bytes, file_size: int) -> int:
+    """Bytes before the data, from the first 8 bytes of a file. Raises ShardDamaged if that cannot be."""
+    if len(prefix) < LENGTH_BYTES or file_size < LENGTH_BYTES + 2:
+        raise ShardDamaged("truncated", f"{file_size} bytes")
+    size = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if size > HEADER_LIMIT or size + LENGTH_BYTES > file_size:
+        raise ShardDamaged("bad_header", f"claims {size} bytes of header in a file of {file_size}")
+    return size + LENGTH_BYTES
+
+
+def parse(raw: bytes, file_size: int) -> Parsed:
+    """Check and read all bytes before the data. Allocates nothing on the word of the file.
+
+    Raises ShardDamaged: old_format, bad_header, header_checksum, chain_mismatch, truncated."""
+    try:
+        table = json.loads(raw[LENGTH_BYTES:])
+        metadata = table.pop("__metadata__")
+        fmt, own = metadata["format"], metadata["self"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ShardDamaged("bad_header", "not a header of ours") from None
+    if fmt != FORMAT:
+        raise ShardDamaged("old_format", repr(fmt)[:60])
+    blank = raw.replace(f'"self":"{own}"'.encode(), f'"self":"{_BLANK}"'.encode(), 1)
+    checksum = xxhash.xxh3_128_digest(blank)
+    if checksum.hex() != own:
+        raise ShardDamaged("header_checksum")
+    try:
+        header, sums = _header(metadata, table)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError):
+        raise ShardDamaged("bad_header", "fields do not fit") from None
+    found = Parsed(header, len(raw), sums, checksum)
+    if found.file_bytes != file_size:
+        raise ShardDamaged("truncated", f"{file_size} bytes, the header describes {found.file_bytes}")
+    if next_chain(header.parent, header.tokens) != header.chain:
+        raise ShardDamaged("chain_mismatch")
+    return found
+
+
+def _metadata(header: ShardHeader, sums: Sequence[bytes]) -> dict[str, str]:
+    if not 0 < len(header.tokens) <= TOKENS_LIMIT or len(sums) != len(header.tensors):
+        raise ValueError(f"{len(header.tokens)} tokens, {len(sums)} checksums for {len(header.tensors)} tensors")
+    return {
+        "self": _BLANK,
+        "format": FORMAT,
+        "namespace": header.namespace.hex(),
+        "chain": header.chain.hex(),
+        "parent": header.parent.hex(),
+        "start": str(header.start),
+        "tokens": ",".join(map(str, header.tokens)),
+        "layout": header.layout,
+        "preview": header.preview[:PREVIEW_LIMIT],
+        "xxh3_128": ",".join(s.hex() for s in sums),
+    }
+
+
+def _header(metadata: dict[str, str], table: dict[str, Any]) -> tuple[ShardHeader, tuple[bytes, ...]]:
+    tensors = []
+    at = 0
+    for name, entry in sorted(table.items(), key=lambda item: item[1]["data_offsets"][0]):
+        spec = TensorSpec(name, entry["dtype"], tuple(int(n) for n in entry["shape"]))
+        if entry["data_offsets"] != [at, at + spec.nbytes] or any(n <= 0 for n in spec.shape):
+            raise ValueError(name)
+        at += spec.nbytes
+        tensors.append(spec)
+    sums = tuple(bytes.fromhex(part) for part in metadata["xxh3_128"].split(","))
+    ids = [bytes.fromhex(metadata[key]) for key in ("namespace", "chain", "parent")]
+    tokens = tuple(int(part) for part in metadata["tokens"].split(","))
+    if any(len(i) != CHAIN_BYTES for i in ids) or any(len(s) != CHECKSUM_BYTES for s in sums):
+        raise ValueError("length of an id")
+    if len(sums) != len(tensors) or not 0 < len(tokens) <= TOKENS_LIMIT:
+        raise ValueError("counts")
+    start, layout, preview = int(metadata["start"]), metadata["layout"], metadata["preview"]
+    return ShardHeader(ids[0], ids[1], ids[2], tokens, start, layout, tuple(tensors), preview), sums

@@ -1,0 +1,225 @@
+"""Shards on disk: written from and read into buffers the caller owns, with nothing copied in between.
+
+Workers use this module; it knows no LMDB and no mlx. Any thread may call it: all state is on the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from kvd.messages import Entry
+from kvd.store.files import Files, discard, read_into, write_from
+from kvd.store.header import (
+    LENGTH_BYTES,
+    Parsed,
+    ShardDamaged,
+    ShardHeader,
+    TensorSpec,
+    build,
+    file_bytes,
+    header_bytes,
+    parse,
+)
+
+__all__ = [
+    "Expected", "ShardDamaged", "ShardHeader", "ShardReader", "TensorSpec", "file_bytes", "read_header", "read_shard",
+    "store_shard", "write_shard",
+]
+
+_FIRST_READ = 16384
+"""bytes: the header of a usual block in one call"""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the reader knows of the block it asked for. `tokens`: its leading token ids, as many as are known."""
+
+    namespace: bytes
+    chain: bytes
+    parent: bytes
+    tokens: Sequence[int]
+    start: int
+    tensors: tuple[TensorSpec, ...] | None = None
+    """None: any layout (verify, export)"""
+
+
+def write_shard(
+    files: Files, path: str, header: ShardHeader, buffers: Sequence[memoryview], *, durable: bool = False
+) -> tuple[int, bytes]:
+    """Write a new file at `path` from the caller's buffers; returns (size in bytes, checksum).
+
+    buffers: the tensors' bytes in the header's order. A tensor may be spread over several buffers (a pool's heads),
+    a buffer never over two tensors. durable: fsynced as well. Raises OSError; ValueError for buffers that do not fit
+    the header. On failure no file is left."""
+    sums = [_digest(part) for part in _per_tensor(header.tensors, buffers)]
+    head, checksum = build(header, sums)
+    fd = files.create(path)
+    try:
+        size = write_from(files, fd, [memoryview(head), *buffers], 0)
+        files.point("after_temp")
+        if durable:
+            files.fsync(fd)
+        files.point("after_fsync")
+    except BaseException:
+        discard(files, path)
+        raise
+    finally:
+        files.close(fd)
+    return size, checksum
+
+
+def store_shard(
+    files: Files, temp: str, final: str, header: ShardHeader, buffers: Sequence[memoryview], *, durable: bool = True
+) -> tuple[int, bytes]:
+    """The worker's half of a commit: write `temp`, fsync, rename to `final`. Returns (size, checksum) for `written`.
+
+    The block counts as stored only once the owner has answered `committed`. Raises OSError, ValueError; nothing is
+    left behind then and the caller sends `abandon`."""
+    size, checksum = write_shard(files, temp, header, buffers, durable=durable)
+    try:
+        files.rename(temp, final)
+    except BaseException:
+        discard(files, temp)
+        raise
+    files.point("after_rename")
+    return size, checksum
+
+
+class ShardReader:
+    """An open shard whose header has been checked against what was asked; tensors are then read in file order, a few
+    at a time if compute is to start before the last layer is there. A context manager; one thread at a time."""
+
+    def __init__(self, files: Files, path: str, expected: Expected, *, size: int = 0, checksum: bytes = b"") -> None:
+        """size and checksum: of the index, checked if given. Raises ShardDamaged; OSError (FileNotFoundError: it
+        vanished, look up once more)."""
+        self._files = files
+        self._fd = files.open(path)
+        self._next = 0
+        self._at = 0
+        try:
+            self.parsed = _read_parsed(files, self._fd, files.stat(path).size)
+            _match(self.parsed, expected, size, checksum)
+        except BaseException:
+            files.close(self._fd)
+            raise
+        self._at = self.parsed.data_at
+
+    @property
+    def header(self) -> ShardHeader:
+        return self.parsed.header
+
+    def read(self, into: Sequence[memoryview]) -> int:
+        """Read the next tensors, as many as `into` has bytes for, and check them; returns how many tensors that were.
+
+        into: as `buffers` of `write_shard`. Raises ShardDamaged (`into` then holds garbage), OSError, ValueError."""
+        groups = _per_tensor(self.header.tensors[self._next :], into, partial=True)
+        wanted = sum(len(view) for group in groups for view in group)
+        flat = [view for group in groups for view in group]
+        if read_into(self._files, self._fd, flat, self._at) != wanted:
+            raise ShardDamaged("truncated", "short read")
+        for index, group in enumerate(groups, self._next):
+            if _digest(group) != self.parsed.sums[index]:
+                raise ShardDamaged("checksum", self.header.tensors[index].name)
+        self._at += wanted
+        self._next += len(groups)
+        return len(groups)
+
+    def close(self) -> None:
+        self._files.close(self._fd)
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def read_shard(
+    files: Files, path: str, entry: Entry | None, expected: Expected, into: Sequence[memoryview]
+) -> ShardHeader:
+    """Read a whole shard straight into `into` and check every byte; returns its header (all of its token ids).
+
+    Raises ShardDamaged(reason): not usable, tell the owner (`bad_shard`). OSError: FileNotFoundError means it vanished;
+    any other is a miss, the shard may be fine. `into` holds garbage after either. ValueError: `into` does not fit."""
+    size, checksum = (entry.size, entry.checksum) if entry else (0, b"")
+    with ShardReader(files, path, expected, size=size, checksum=checksum) as reader:
+        if reader.header.data_bytes != sum(view.nbytes for view in into):
+            raise ValueError(f"{path}: {reader.header.data_bytes} bytes of data for other buffers")
+        reader.read(into)
+        return reader.header
+
+
+def read_header(files: Files, path: str) -> Parsed:
+    """The checked header alone (rebuild, ls, verify). Raises ShardDamaged, OSError."""
+    fd = files.open(path)
+    try:
+        return _read_parsed(files, fd, files.stat(path).size)
+    finally:
+        files.close(fd)
+
+
+def _read_parsed(files: Files, fd: int, size: int) -> Parsed:
+    first = bytearray(min(size, _FIRST_READ))
+    got = read_into(files, fd, [memoryview(first)], 0)
+    length = header_bytes(bytes(first[: min(got, LENGTH_BYTES)]), size)
+    if length > len(first):
+        rest = bytearray(length - len(first))
+        got += read_into(files, fd, [memoryview(rest)], len(first))
+        first += rest
+    if got < length:
+        raise ShardDamaged("truncated", "short read")
+    return parse(bytes(first[:length]), size)
+
+
+def _match(parsed: Parsed, expected: Expected, size: int, checksum: bytes) -> None:
+    """Every doubt is a miss: the file must be the very block that was asked for."""
+    header = parsed.header
+    if checksum and checksum != parsed.checksum:
+        raise ShardDamaged("other_version", "not the shard the index knows")
+    if size and size != parsed.file_bytes:
+        raise ShardDamaged("size_mismatch", f"{parsed.file_bytes} bytes, the index says {size}")
+    if (header.namespace, header.chain, header.parent) != (expected.namespace, expected.chain, expected.parent):
+        raise ShardDamaged("other_block")
+    known = min(len(expected.tokens), len(header.tokens))
+    if header.start != expected.start or header.tokens[:known] != tuple(expected.tokens[:known]):
+        raise ShardDamaged("other_tokens")
+    if expected.tensors is not None and header.tensors != expected.tensors:
+        raise ShardDamaged("other_layout")
+
+
+def _per_tensor(
+    tensors: Sequence[TensorSpec], buffers: Sequence[memoryview], partial: bool = False
+) -> list[list[memoryview]]:
+    """Buffers grouped by the tensor they hold. partial: fewer tensors than there are is fine, half a tensor never."""
+    groups: list[list[memoryview]] = []
+    views: Iterator[memoryview] = (view.cast("B") for view in buffers if view.nbytes)
+    for spec in tensors:
+        group: list[memoryview] = []
+        missing = spec.nbytes
+        while missing > 0:
+            view = next(views, None)
+            if view is None:
+                break
+            group.append(view)
+            missing -= len(view)
+        if partial and not group:
+            break
+        if missing:
+            raise ValueError(f"buffers do not end where tensor {spec.name} does ({missing} bytes)")
+        groups.append(group)
+    if next(views, None) is not None:
+        raise ValueError("more buffers than tensors")
+    return groups
+
+
+def _digest(group: Sequence[memoryview]) -> bytes:
+    if len(group) == 1:
+        return xxhash.xxh3_128_digest(group[0])
+    digest = xxhash.xxh3_128()
+    for view in group:
+        digest.update(view)
+    return digest.digest()
+

@@ -78,7 +78,7 @@ def _dispatch(words: list[str]) -> int:
         return 0 if words else USAGE
     verb, rest = words[0], words[1:]
     if verb in ("-V", "--version"):
-        from kvd import __version__
+        from kvclient import __version__
 
         print(f"kvd {__version__}")
         return 0
@@ -110,7 +110,7 @@ def _help() -> str:
             '              kv "explain this" < README.md      (kv asks the daemon; see kv --help)',
             "",
             "Environment:  KVD_HOME (models, store, logs, kvd.toml), KVD_SOCKET",
-            "Exit codes:   0 done, 2 usage, 65 bad input, 69 daemon not reachable, 70 internal, 75 busy, 130 interrupted",
+            "Exit codes:   0 done, 2 usage, 65 bad input, 69 no daemon, 70 internal, 75 busy, 130 interrupted",
         ]
     )
 

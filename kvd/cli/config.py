@@ -1,0 +1,95 @@
+"""The configuration: every key, its value and where it comes from.
+
+  kvd config show           all keys with value and source (default, file, env, flag)
+  kvd config show --json
+  kvd config doc            what every key means, with its default, as kvd.toml to start from
+  kvd config reload         let the running daemon read kvd.toml again; streams go on
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kvd.cli.output import console, print_json, table
+from kvd.config import Config, load
+from kvd.settings import Setting, settings
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["show", "doc", "reload"])
+    parser.add_argument("--config", type=Path, metavar="FILE", help="another file than kvd.toml in the home")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.what == "doc":
+        print(document(), end="")
+        return 0
+    if args.what == "reload":
+        return _reload(args.json)
+    config = load(file=args.config)
+    rows = shown(config)
+    if args.json:
+        print_json(rows)
+    else:
+        cells = [[row["key"], row["value"], row["source"]] for row in rows]
+        console().print(table(["KEY", "VALUE", "SOURCE"], cells))
+    return 0
+
+
+def shown(config: Config) -> list[dict[str, str]]:
+    """Home, socket and every key: {key, value, source}; secrets as stars."""
+    rows = [
+        {"key": name, "value": str(getattr(config, name)), "source": str(config.source(name))}
+        for name in ("home", "socket")
+    ]
+    for setting in settings():
+        rows.append({"key": setting.path, "value": _value(config, setting), "source": str(config.source(setting.path))})
+    return rows
+
+
+def _value(config: Config, setting: Setting) -> str:
+    value = config.value(setting)
+    return "********" if setting.key.secret and value else setting.key.kind.show(value)
+
+
+def document() -> str:
+    """Every key with meaning and default, commented out: a kvd.toml that changes nothing."""
+    lines: list[str] = []
+    section = ""
+    for setting in settings():
+        if setting.section != section:
+            lines += ["", f"[{setting.section}]"] if lines else [f"[{setting.section}]"]
+            section = setting.section
+        note = "" if setting.key.live else " (restart)"
+        lines.append(f"# {setting.key.doc}{note}")
+        lines.append(f"# {setting.name} = {toml_value(setting)}")
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(setting: Setting) -> str:
+    """The default as one would write it in TOML."""
+    if isinstance(setting.default, bool | int) and setting.key.kind.name != "size":
+        return setting.key.kind.show(setting.default)
+    if isinstance(setting.default, tuple):
+        return "[]"
+    return f'"{setting.key.kind.show(setting.default)}"'
+
+
+def _reload(as_json: bool) -> int:
+    from kvclient import Client
+
+    with Client() as client:
+        answer: dict[str, Any] = client.reload()
+    if as_json:
+        print_json(answer)
+        return 0
+    for path in answer.get("applied", []):
+        print(f"{path} changed")
+    for path in answer.get("restart", []):
+        print(f"{path} needs a restart")
+    if not (answer.get("applied") or answer.get("restart")):
+        print("nothing changed")
+    return 0

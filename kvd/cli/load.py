@@ -1,0 +1,40 @@
+"""Load a model now, so that the first request need not wait for it.
+
+--kv sets the precision of its KV cache: native, or keys and values apart in bits (k8v8, k8v4, k6v4, k4v4, …), or auto
+for what `kvd calibrate` found. Loading again with another precision replaces the model; its cache on disk stays.
+
+  kvd load demo
+  kvd load demo --kv k8v4 --pin
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from kvclient import Client
+from kvd.cli.durations import duration
+from kvd.units import format_size
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="name, as `kvd models` lists it")
+    parser.add_argument("--kv", metavar="PRESET", help="KV precision (default: models.kv of the configuration)")
+    parser.add_argument("--pin", action="store_true", help="never unload it for another model")
+    parser.add_argument("--ttl", type=duration, metavar="TIME", help="unload when idle this long, e.g. 30m")
+
+
+def run(args: argparse.Namespace) -> int:
+    with Client() as client:
+        info = client.load(args.model, kv=args.kv, pin=args.pin or None, ttl_s=args.ttl)
+    for warning in info.get("warnings", []):
+        print(f"kvd: {warning}", file=sys.stderr)
+    parts = [f"{args.model} loaded"]
+    if "load_s" in info:
+        parts.append(f"in {info['load_s']:.1f} s")
+    if info.get("kv_precision"):
+        parts.append(f"· KV {info['kv_precision']}")
+    if info.get("weights_bytes"):
+        parts.append(f"· weights {format_size(info['weights_bytes'])}")
+    print(" ".join(parts))
+    return 0

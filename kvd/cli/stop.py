@@ -1,0 +1,44 @@
+"""Stop the running daemon.
+
+Running requests get time to finish (daemon.drain, or --now for none), what is not on disk yet is flushed, then the
+models' memory is given back. Stopping a daemon that does not run is no error.
+
+  kvd stop
+  kvd stop --now
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from kvclient import Client
+from kvclient.errors import Timeout, Unreachable
+from kvd.config import load
+from kvd.home import Home, holder
+
+_PATIENCE_S = 30.0
+"""beyond the drain time: flushing the store and ending workers"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--now", action="store_true", help="do not wait for running requests; they end with an error")
+
+
+def run(args: argparse.Namespace) -> int:
+    drain = 0.0 if args.now else load().daemon.drain
+    try:
+        with Client() as client:
+            client.shutdown(drain_s=drain)
+    except Unreachable:
+        print("kvd: not running", file=sys.stderr)
+        return 0
+    deadline = time.monotonic() + drain + _PATIENCE_S
+    while pid := holder(Home.default()):
+        if time.monotonic() > deadline:
+            waited = drain + _PATIENCE_S
+            raise Timeout(f"process {pid} is still stopping after {waited:.0f} s", limit_s=waited, stage="stop")
+        time.sleep(0.02)
+    print("stopped")
+    return 0

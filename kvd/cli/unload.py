@@ -1,0 +1,21 @@
+"""Give a model's memory back. Its KV cache on disk stays, so the next load starts warm.
+
+  kvd unload demo
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from kvclient import Client
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="name, as `kvd models` lists it")
+
+
+def run(args: argparse.Namespace) -> int:
+    with Client() as client:
+        client.unload(args.model)
+    print(f"{args.model} unloaded")
+    return 0

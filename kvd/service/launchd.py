@@ -1,0 +1,63 @@
+"""macOS: a launchd agent of the logged-in user."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import time
+from pathlib import Path
+
+from kvclient.errors import Internal
+from kvd.home import Home
+from kvd.service.manager import Manager, command, environment, template
+
+LABEL = "org.kvd.daemon"
+_RETRIES = 20
+_RETRY_S = 0.25
+"""`bootout` returns before the old job is gone, and `bootstrap` fails until it is."""
+
+
+class Launchd(Manager):
+    tool = "launchctl"
+
+    @property
+    def file(self) -> Path:
+        return Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.plist"
+
+    def render(self) -> bytes:
+        plist = plistlib.loads(template(f"{LABEL}.plist"))
+        log = str(Home.default().logs / "service.log")
+        plist["ProgramArguments"] = command()
+        plist["EnvironmentVariables"] = environment()
+        plist["WorkingDirectory"] = str(Home.default().root)
+        plist["StandardOutPath"] = plist["StandardErrorPath"] = log
+        return plistlib.dumps(plist)
+
+    def program(self) -> Path | None:
+        if not self.file.exists():
+            return None
+        arguments = plistlib.loads(self.file.read_bytes())["ProgramArguments"]
+        return Path(str(arguments[0]))
+
+    def _start(self) -> None:
+        Home.default().create()
+        self.call("enable", self._target)
+        for attempt in range(_RETRIES):
+            try:
+                self.call("bootstrap", self._domain, str(self.file))
+                return
+            except Internal:
+                if attempt == _RETRIES - 1:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def _stop(self) -> None:
+        self.call("bootout", self._target, check=False)
+
+    @property
+    def _domain(self) -> str:
+        return f"gui/{os.getuid()}"
+
+    @property
+    def _target(self) -> str:
+        return f"{self._domain}/{LABEL}"

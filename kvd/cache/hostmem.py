@@ -1,0 +1,98 @@
+"""Host views of pool rows without copies: addresses, generations of buffers, and handles that other threads may drop.
+
+An mlx array's address is taken through numpy once per buffer and the numpy view is dropped at once: a view that lives
+across an in-place update would be a use after free. What keeps the buffer alive instead is its `Generation`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+
+def address(array: mx.array) -> int:
+    """Address of an evaluated array's first byte. It stays while updates are in place."""
+    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    return int(np.array(plain, copy=False).ctypes.data)
+
+
+def window(start: int, nbytes: int) -> memoryview:
+    """`nbytes` of memory at address `start`, writable. The caller keeps what is there alive."""
+    return memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")
+
+
+def addressable() -> bool:
+    """Whether host threads can read and write an array's rows in place while mlx updates others.
+
+    True on the CPU and with Metal's unified memory, after a trial; on CUDA a host address would migrate the buffer.
+    """
+    if mx.default_device() != mx.Device(mx.cpu) and not mx.metal.is_available():
+        return False
+    trial = mx.zeros((1, 2, 8, 32))
+    mx.eval(trial)
+    first = address(trial)
+    trial[..., 2:4, :] = mx.ones((1, 2, 2, 32))
+    mx.eval(trial)
+    window(first, 4)[:] = np.float32(5).tobytes()
+    return bool(address(trial) == first and trial[0, 0, 0, 0].item() == 5 and trial[0, 1, 3, 31].item() == 1)
+
+
+class Generation:
+    """The buffers of a pool between two growths. Handles count themselves in and out, from any thread."""
+
+    def __init__(self, arrays: Sequence[mx.array]) -> None:
+        self.arrays = list(arrays)
+        self.addresses = [address(array) for array in arrays]
+        self._handles = 0
+        self._lock = threading.Lock()
+
+    @property
+    def handles(self) -> int:
+        return self._handles
+
+    def acquire(self) -> None:
+        with self._lock:
+            self._handles += 1
+
+    def drop(self) -> None:
+        with self._lock:
+            self._handles -= 1
+
+
+class HostBlock:
+    """Bytes of one block's first rows, in the order of a shard: part by part, head by head.
+
+    `buffers` may be read (a landing's also written) on any thread until `release`, which any thread may call, once.
+    """
+
+    def __init__(self, buffers: list[memoryview], on_release: Any, keep: Any = None) -> None:
+        self._buffers = buffers
+        self._on_release = on_release
+        self._keep = keep
+        self._lock = threading.Lock()
+
+    def buffers(self) -> list[memoryview]:
+        return self._buffers
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    def release(self) -> None:
+        """The bytes are no longer needed. A second call does nothing."""
+        with self._lock:
+            done, self._on_release = self._on_release, None
+            self._buffers, self._keep = [], None
+        if done is not None:
+            done()
+
+    def __enter__(self) -> HostBlock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -1,0 +1,61 @@
+"""Where in the pool a sequence goes: gaps of blocks, chosen so that it stays one run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Adjacent blocks [start, start + length)."""
+
+    start: int
+    length: int
+
+    @property
+    def last(self) -> int:
+        return self.start + self.length - 1
+
+
+def gaps(blocks: Iterable[int]) -> list[Gap]:
+    """Maximal ranges of adjacent ids."""
+    found: list[Gap] = []
+    start = previous = None
+    for block in sorted(blocks):
+        if previous is None or start is None or block != previous + 1:
+            if start is not None and previous is not None:
+                found.append(Gap(start, previous - start + 1))
+            start = block
+        previous = block
+    if start is not None and previous is not None:
+        found.append(Gap(start, previous - start + 1))
+    return found
+
+
+def place(free: Collection[int], usable: Collection[int], claimed: Collection[int], want: int) -> int | None:
+    """First block for a new run of `want` blocks; None where nothing is usable.
+
+    The largest gap of free blocks that takes the whole run leaves it most room to grow beyond what is expected;
+    else the largest gap that cached blocks would make room in (they move or go). Blocks that live sequences are
+    expected to grow into (`claimed`) are left alone while anything else is there.
+    """
+    for blocks, least in (
+        ([b for b in free if b not in claimed], want),
+        ([b for b in usable if b not in claimed], want),
+        ([b for b in usable if b not in claimed], 1),
+        (usable, 1),
+    ):
+        largest = max(gaps(blocks), key=lambda gap: gap.length, default=None)
+        if largest is not None and largest.length >= least:
+            return largest.start
+    return None
+
+
+def spare(free: Collection[int], claimed: Collection[int], avoid: int) -> int | None:
+    """A free block to move a known one to: the end of the smallest gap nobody is expected to grow into."""
+    for blocks in ([b for b in free if b not in claimed and b != avoid], [b for b in free if b != avoid]):
+        smallest = min(gaps(blocks), key=lambda gap: gap.length, default=None)
+        if smallest is not None:
+            return smallest.last
+    return None

@@ -80,5 +80,8 @@ class Lane:
         else:
             self._schedule()
             return
-        if self._on_writable is not None and not self._closed and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        if not self._closed and self._on_writable is not None and self._writable():
             self._on_writable()
+
+    def _writable(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)

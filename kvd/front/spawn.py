@@ -3,8 +3,10 @@
 The command line is the contract with `kvd.worker.main`:
 
     python -P -m kvd.worker.main --connect SOCKET --home HOME --model DIR --name NAME --store DIR --leash FD
-        --kv PRESET --block-size TOKENS --pool-limit BYTES --pool-initial BYTES [--chunk TOKENS]
+        --kv PRESET --block-size TOKENS --pool-limit BYTES --pool-initial BYTES --weights-limit BYTES
+        [--chunk TOKENS]
 
+`--weights-limit` is what the memory ledger holds for the weights: where they do not fit in float32 they stay as stored.
 `--leash` is for `kvd.leash.hold`. A second inherited descriptor holds a lock on `run/workers/<run>`: the next front
 knows by it that this worker is gone.
 """
@@ -15,6 +17,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +41,7 @@ class Order:
     chunk: int | None
     pool_limit: int
     pool_initial: int
+    weights_limit: int
     preload: Path | None = None
     command: Sequence[str] = field(default=WORKER)
 
@@ -45,7 +49,7 @@ class Order:
         given = {
             "connect": self.socket, "home": home.root, "model": self.model, "name": self.name, "store": self.store,
             "leash": leash, "kv": self.kv, "block-size": self.block_size, "pool-limit": self.pool_limit,
-            "pool-initial": self.pool_initial,
+            "pool-initial": self.pool_initial, "weights-limit": self.weights_limit,
         }  # fmt: skip
         if self.chunk is not None:
             given["chunk"] = self.chunk
@@ -76,7 +80,8 @@ def environment(base: Mapping[str, str], home: Home, tmp: Path, preload: Path | 
 def spawn(order: Order, home: Home) -> Spawned:
     """Start the process by exec; call it on the main thread, whose death is the kernel's death signal to the worker.
     Raises OSError when the system refuses."""
-    log = home.logs / f"worker-{order.name}-{order.run}.log"
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    log = home.logs / f"worker-{order.name}-{stamp}-{order.run}.log"
     tmp = home.tmp / f"w{order.run}"
     tmp.mkdir(mode=0o700, exist_ok=True)
     record = home.workers / str(order.run)

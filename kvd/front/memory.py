@@ -1,0 +1,105 @@
+"""One ledger of memory over all models: weights and KV pools against a budget. Pure, but for reading the limits."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvclient.errors import OutOfMemory
+
+SHARE = 0.75
+"""of what the machine, or the cgroup, has"""
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def machine(root: Path = CGROUP) -> int:
+    """Bytes of memory this process may hope for: the machine's, or its cgroup's limit where that is lower."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *_cgroup_limits(root)])
+
+
+def budget(limit: int | None, total: int) -> int:
+    """Bytes for weights and pools together; `limit` is the configured one."""
+    return limit if limit is not None else int(total * SHARE)
+
+
+def _cgroup_limits(root: Path, own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Limits of our cgroup and its parents (v2), and of v1's memory controller."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return []
+    inner = next((line[3:] for line in lines if line.startswith("0::")), "/").strip("/")
+    folder = root / inner
+    places = [p / "memory.max" for p in (folder, *folder.parents) if p.is_relative_to(root)]
+    return [n for place in (*places, root / "memory" / "memory.limit_in_bytes") if (n := _number(place)) is not None]
+
+
+def _number(place: Path) -> int | None:
+    try:
+        text = place.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes on the ledger for one model."""
+
+    weights: int
+    pool: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.pool
+
+
+class Ledger:
+    """Who holds how much. Nothing is given beyond the budget; what a model turns out to use is written down."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._held: dict[str, Held] = {}
+
+    @property
+    def used(self) -> int:
+        return sum(held.total for held in self._held.values())
+
+    @property
+    def free(self) -> int:
+        return max(0, self.budget - self.used)
+
+    def held(self, name: str) -> Held:
+        return self._held.get(name, Held(0, 0))
+
+    def reserve(self, name: str, weights: int, pool: int) -> None:
+        """Before a load. Raises OutOfMemory with both numbers, and then nothing is reserved."""
+        available = self.free + self.held(name).total
+        if weights + pool > available:
+            others = self.used - self.held(name).total
+            raise OutOfMemory(
+                f"{name} needs {weights + pool} bytes ({weights} for its weights, {pool} for the smallest KV pool), "
+                f"{available} of the budget of {self.budget} are available",
+                needed=weights + pool, available=available, budget=self.budget, used=others, what="weights and pool",
+            )  # fmt: skip
+        self._held[name] = Held(weights, pool)
+
+    def grow(self, name: str, nbytes: int) -> bool:
+        """The pool wants `nbytes` more (negative: gives back)."""
+        if nbytes > self.free:
+            return False
+        held = self.held(name)
+        self._held[name] = Held(held.weights, max(0, held.pool + nbytes))
+        return True
+
+    def correct(self, name: str, weights: int | None, pool: int | None) -> None:
+        """What the worker reports, where it is more than was reserved (or, for weights, known exactly now)."""
+        held = self.held(name)
+        self._held[name] = Held(
+            held.weights if weights is None else weights, held.pool if pool is None else max(held.pool, pool)
+        )
+
+    def release(self, name: str) -> None:
+        self._held.pop(name, None)

@@ -1,0 +1,127 @@
+"""Live requests: who asked, what for, what the client heard last."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from kvclient import wire
+from kvclient.errors import BadRequest, KvdError
+from kvclient.wire import Message
+from kvd.front.logs import Log, logger
+from kvd.front.metrics import Count, Metrics
+from kvd.front.server import Peer, Server, error
+from kvd.messages import Event
+
+
+class Stage(Enum):
+    WAITING = "waiting"
+    """in the front: for its model to load, or for an answer to an RPC"""
+    SENT = "sent"
+    """at the worker, which has not begun with it"""
+    RUNNING = "running"
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One request from arrival to its terminal event. `born`, `heard` and `until` are of the monotonic clock."""
+
+    id: str
+    peer: Peer
+    kind: str
+    packed: bytes
+    born: float
+    log: Log
+    model: str = ""
+    stage: Stage = Stage.WAITING
+    heard: float = 0.0
+    until: float | None = None
+    load_s: float = 0.0
+    repeat: tuple[str, dict[str, Any]] = ("queued", {"position": 0})
+    on_cancel: Callable[[str], None] | None = field(default=None)
+    """told why: client gone, cancelled"""
+
+
+class Sessions:
+    """Owned by the loop's thread. A request ends here exactly once, with `done`, `result` or `error`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._by_id: dict[str, Session] = {}
+        self._by_peer: dict[Peer, set[str]] = defaultdict(set)
+        self.server: Server
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_id.values()))
+
+    def get(self, id: str) -> Session | None:
+        return self._by_id.get(id)
+
+    def open(self, peer: Peer, message: Message) -> Session:
+        """Raises BadRequest when a request with this id is live."""
+        if message.id in self._by_id:
+            raise BadRequest("a request with this id is running", id=message.id)
+        now = time.monotonic()
+        log = logger.bind(request=message.id)
+        session = Session(message.id, peer, message.kind, message.packed, now, log, heard=now)
+        self._by_id[session.id] = session
+        self._by_peer[peer].add(session.id)
+        self._metrics.add(Count.REQUESTS, session.kind)
+        return session
+
+    def tell(self, session: Session, kind: str, body: dict[str, Any]) -> None:
+        """An event of the front's own; `queued` and `progress` are repeated while nothing else comes."""
+        if session.id in self._by_id:
+            session.repeat = (kind, body)
+            session.heard = time.monotonic()
+            self.server.send(session.peer, wire.message(kind, session.id, body))
+
+    def forward(self, session: Session, header: bytes, event: Event) -> None:
+        """A worker's event that ends nothing, body unread unless it is small and worth repeating."""
+        if event.kind in ("queued", "progress"):
+            session.repeat = (event.kind, wire.unpack(event.packed))
+        session.heard = time.monotonic()
+        self.server.forward(session.peer, header, event.packed, event.encode())
+
+    def finish(self, session: Session, kind: str, body: dict[str, Any], outcome: str = "done") -> None:
+        """The terminal event; later ones are dropped."""
+        if self._close(session):
+            self._metrics.add(Count.FINISHED, outcome)
+            session.log.info("end", outcome=outcome, seconds=round(time.monotonic() - session.born, 3))
+            self.server.send(session.peer, wire.message(kind, session.id, body))
+
+    def fail(self, session: Session, problem: KvdError) -> None:
+        if self._close(session):
+            self._metrics.add(Count.FINISHED, problem.code)
+            session.log.info("end", outcome=problem.code, seconds=round(time.monotonic() - session.born, 3))
+            self.server.send(session.peer, error(session.id, problem))
+
+    def gone(self, peer: Peer, reason: str) -> None:
+        """The client is dead or cannot follow: cancel what it asked for."""
+        for id in list(self._by_peer.get(peer, ())):
+            session = self._by_id[id]
+            session.log.info("cancel", reason=reason)
+            if session.on_cancel is not None:
+                session.on_cancel(reason)
+
+    def beat(self, now: float) -> None:
+        """Repeat the last event to whom nothing was said for a while: by that a dead client is found."""
+        for session in self:
+            if now - session.heard >= wire.BEAT_S * 0.7 and session.id in self._by_id:
+                self.tell(session, *session.repeat)
+
+    def _close(self, session: Session) -> bool:
+        if self._by_id.pop(session.id, None) is None:
+            return False
+        mine = self._by_peer[session.peer]
+        mine.discard(session.id)
+        if not mine:
+            del self._by_peer[session.peer]
+        return True

@@ -16,8 +16,8 @@ Check = Callable[[str, Any], Any]
 """(field name, value) -> value in its form on the wire; raises BadRequest."""
 
 MAX_ID: Final = 2**31 - 1
-MAX_CHOICES: Final = 64
-MAX_STOPS: Final = 64
+MAX_CHOICES: Final = 16
+MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
 
 
@@ -187,30 +187,33 @@ def response_format(field: str, value: Any) -> dict[str, Any]:
 
 INPUT: Final[dict[str, Check]] = {"prompt": string(), "tokens": token_ids, "messages": messages}
 """Exactly one of these says what is to be read."""
-TEMPLATE: Final[dict[str, Check]] = {"tools": tools, "template_kwargs": mapping}
+TEMPLATE: Final[dict[str, Check]] = {"tools": tools, "tool_choice": tool_choice, "template_kwargs": mapping}
 """Only with `messages`."""
 SECONDS: Final = number(0, above=True)
+CACHE: Final[dict[str, Check]] = {
+    "cache": one_of("use", "read", "off"), "salt": string(256), "priority": one_of("interactive", "background"),
+    "durable_wait_ms": integer(0, 600_000), "timeout": SECONDS,
+}
 CACHE_VERBS: Final = ("stats", "ls", "verify", "gc", "clear", "rebuild", "export", "import", "pin", "unpin")
 
 VERBS: Final[dict[str, dict[str, Check]]] = {
     "generate": {
         **INPUT, **TEMPLATE,
-        "tool_choice": tool_choice,
         "max_tokens": integer(1, MAX_ID), "n": integer(1, MAX_CHOICES),
-        "temperature": number(0, 100), "top_p": number(0, 1, above=True), "top_k": integer(0, MAX_ID),
+        "temperature": number(0, 10), "top_p": number(0, 1), "top_k": integer(-1, MAX_ID),
         "min_p": number(0, 1), "seed": integer(0, 2**64 - 1), "stop": stops,
-        "repetition_penalty": number(0, 100, above=True),
-        "presence_penalty": number(-100, 100), "frequency_penalty": number(-100, 100),
+        "repetition_penalty": number(0.01, 10),
+        "presence_penalty": number(-10, 10), "frequency_penalty": number(-10, 10),
         "logit_bias": logit_bias, "logprobs": flag, "top_logprobs": integer(0, MAX_TOP_LOGPROBS),
-        "response_format": response_format, "timeout": SECONDS,
+        "response_format": response_format,
         "cache": one_of("use", "read", "off"), "salt": string(256), "priority": one_of("interactive", "background"),
         "durable_wait_ms": integer(0, 600_000),
     },
     "warm": {
         **INPUT, **TEMPLATE, "pin": flag, "ttl_s": SECONDS, "salt": string(256), "timeout": SECONDS,
-        "priority": one_of("interactive", "background"),
+        "priority": one_of("interactive", "background"), "open_end": flag,
     },
-    "explain": {**INPUT, **TEMPLATE, "salt": string(256), "timeout": SECONDS},
+    "explain": {**INPUT, **TEMPLATE, "salt": string(256), "timeout": SECONDS, "open_end": flag},
     "count": {**INPUT, **TEMPLATE},
     "models": {},
     "load": {"model": string(1024, empty=False), "kv": string(4096), "pin": flag, "ttl_s": SECONDS},
@@ -257,6 +260,6 @@ def _one_input(verb: str, body: Mapping[str, Any]) -> None:
     if len(inputs) != 1:
         got = " and ".join(inputs) if inputs else "none"
         raise BadRequest(f"{verb} needs exactly one of prompt, tokens and messages, got {got}", field="prompt")
-    for name in (*TEMPLATE, "tool_choice"):
+    for name in TEMPLATE:
         if name in body and "messages" not in body:
             raise BadRequest(f"{name} needs messages: it belongs to the chat template", field=name)

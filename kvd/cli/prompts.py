@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvclient import compose
 from kvclient.errors import BadRequest
-
-GAP = "\n\n"
-"""between stdin and the prompt argument in what `kv` sends"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, files: str) -> None:
@@ -21,20 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser, files: str) -> None:
 
 
 def body_of(files: list[str], system: str | None, raw: bool) -> dict[str, Any]:
-    """Fields of the request. With only a system text, the prefix ends where the user's text starts.
-
-    Raises BadRequest for an unreadable or non-UTF-8 file, and for nothing to read.
-    """
-    text = "".join(read(file) for file in files)
-    if not text and not system:
+    """Fields of the request. Raises BadRequest for an unreadable or non-UTF-8 file, and for nothing to read."""
+    document = "".join(read(file) for file in files)
+    if not document and not system:
         raise BadRequest("nothing to read: give a file that is not empty, or --system")
-    opened = text.rstrip("\n") + GAP if text else ""
-    if raw:
-        if system:
-            raise BadRequest("--raw takes no --system: there is no chat template to place it")
-        return {"prompt": opened, "open_end": True}
-    messages = [{"role": "system", "content": system}] if system else []
-    return {"messages": [*messages, {"role": "user", "content": opened}], "open_end": True}
+    if raw and system:
+        raise BadRequest("--raw takes no --system: there is no chat template to place it")
+    return compose.warm_body(document, system, raw=raw)
 
 
 def read(file: str) -> str:

@@ -1,4 +1,4 @@
-"""From a request's body to token ids: template, tokenizer, limits. Runs in preparation threads, never where MLX runs."""
+"""From a request's body to token ids: template, tokenizer, limits. Runs in preparation threads, away from MLX."""
 
 from __future__ import annotations
 
@@ -46,13 +46,14 @@ class Prompter:
         """Raises BadRequest and ContextLengthExceeded (details: prompt, limit)."""
         params, body = parse(kind, body, vocab=self._vocab, random_seed=int.from_bytes(os.urandom(7), "big"))
         tools = [] if params.tool_choice == "none" else body.get("tools", [])
+        open_end = body.get("open_end", False)
         if "tokens" in body:
             tokens = body["tokens"]
         elif "prompt" in body:
-            tokens = self._read(kind, body["prompt"])
+            tokens = self._read(open_end, body["prompt"])
         else:
             messages = [_message(message) for message in body["messages"]]
-            tokens = self._chat(kind, messages, tools, _template_options(body))
+            tokens = self._chat(open_end, messages, tools, _template_options(body))
         self._check(tokens, needs_room=kind != "count")
         room = self._context - len(tokens) + 1
         return Prompt(
@@ -79,17 +80,21 @@ class Prompter:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos)))
         return ids
 
-    def _read(self, kind: str, text: str) -> list[int]:
-        if kind != "warm":
+    def _read(self, open_end: bool, text: str) -> list[int]:
+        if not open_end:
             return self._encode(text)
         return _shared([self._encode(text + more) for more in _CONTINUATIONS])
 
     def _chat(
-        self, kind: str, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+        self,
+        open_end: bool,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
     ) -> list[int]:
         if not self._tokenizer.has_chat_template:
             raise BadRequest("this model has no chat template: send prompt or tokens instead of messages")
-        if kind == "warm" and messages and messages[-1]["role"] == "user":
+        if open_end and messages and messages[-1]["role"] == "user":
             # What is asked later continues this message, so the template's closing tags are no part of the prefix.
             *before, last = messages
             variants = [[*before, {**last, "content": last["content"] + more}] for more in _CONTINUATIONS]

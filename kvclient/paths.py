@@ -40,7 +40,8 @@ def checked(path: Path) -> Path:
     size = len(os.fsencode(path)) + len(LONGEST_SUFFIX) + 1
     if size > SOCKET_LIMIT:
         raise BadRequest(
-            f"socket path too long: {path} needs {size} bytes, this system allows {SOCKET_LIMIT}; set KVD_SOCKET to a shorter one",
+            f"socket path too long: {path} needs {size} bytes, this system allows {SOCKET_LIMIT}; "
+            "set KVD_SOCKET to a shorter one",
             path=str(path), size=size, limit=SOCKET_LIMIT,
         )
     return path

@@ -18,7 +18,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 Family = Literal["llama", "qwen2", "qwen3"]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 WORDS = """the of and a to in is you that it he was for on are as with his they I at be this have from or one had by
@@ -53,7 +55,7 @@ def tiny_model(
     inner = 2 * hidden
     settings = {
         "model_type": family,
-        "architectures": [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[family]],
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
@@ -123,7 +125,7 @@ def _tokenizer_json(vocab: int) -> str:
 def tiny_tokenizer(folder: Path, vocab: int = 512) -> None:
     """Write tokenizer.json and tokenizer_config.json: byte-level BPE, ids 0..2 special, any text round-trips."""
     if vocab < 300:
-        raise ValueError(f"vocab {vocab} is too small: 256 bytes and {len(SPECIAL)} special tokens must fit, use >= 300")
+        raise ValueError(f"vocab {vocab} is too small, use >= 300: 256 bytes and the special tokens must fit")
     (folder / "tokenizer.json").write_text(_tokenizer_json(vocab), encoding="utf-8")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

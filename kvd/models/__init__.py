@@ -1,0 +1,1 @@
+"""Models on disk and in memory: bringing them in, identifying them, loading them."""

@@ -1,0 +1,1 @@
+"""GGUF files, read and turned into MLX model folders. Needs numpy and tokenizers, no mlx."""

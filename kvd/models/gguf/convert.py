@@ -1,0 +1,138 @@
+"""A GGUF file into an MLX model folder, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvd.models.gguf import types
+from kvd.models.gguf.blocks import PACKED_BITS, dequantise, pack
+from kvd.models.gguf.family import ROPE_FREQS, mlx_name, model_config, row_order
+from kvd.models.gguf.reader import GGUF, TensorInfo, read_gguf, refuse
+from kvd.models.gguf.tokenizer import token_ids, write_tokenizer
+from kvd.models.tensors import Part, TensorSpec, write_tensors
+
+GROUP = 32
+_PLAIN = {types.F32: "F32", types.F16: "F16", types.BF16: "BF16"}
+
+
+def convert(source: Path, folder: Path, on_bytes: Callable[[int], object] = lambda count: None) -> dict[str, Any]:
+    """Write config.json, model.safetensors and the tokenizer of `source` into the existing `folder`.
+
+    Q4_0, Q4_1 and Q8_0 stay as they are (MLX groups of 32, float16 scales), F32/F16/BF16 too; other types are
+    dequantised to float16. `on_bytes` hears of each tensor's bytes as they are written. Returns the config.
+    Raises BadRequest or UnsupportedModel; `folder` may then hold a part of the result.
+    """
+    gguf = read_gguf(source)
+    with gguf.open() as file:
+        config = model_config(gguf, lambda info: _dense(gguf, file, info))
+        tensors = [info for info in gguf.tensors.values() if info.name != ROPE_FREQS]
+        _check_shapes(gguf, config)
+        config |= token_ids(gguf)
+        if quantization := _quantization(tensors):
+            config["quantization"] = quantization
+        write_tokenizer(gguf, folder)
+        write_tensors(folder / "model.safetensors", [_part(gguf, file, config, info) for info in tensors], on_bytes)
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return config
+
+
+def _quantization(tensors: Sequence[TensorInfo]) -> dict[str, Any]:
+    """mlx-lm's per-path map: the most frequent width on top, the others by name."""
+    bits = {
+        str(mlx_name(info.name)).removesuffix(".weight"): PACKED_BITS[info.type]
+        for info in tensors
+        if info.type in PACKED_BITS
+    }
+    if not bits:
+        return {}
+    widths = list(bits.values())
+    usual = max(set(widths), key=widths.count)
+    others = {path: {"group_size": GROUP, "bits": width} for path, width in bits.items() if width != usual}
+    return {"group_size": GROUP, "bits": usual, **others}
+
+
+def _check_shapes(gguf: GGUF, config: dict[str, Any]) -> None:
+    """The matrices that the rest relies on have the shapes that the metadata promises."""
+    hidden, size = config["hidden_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    inner = config["intermediate_size"]
+    expected = {
+        "attn_norm": (hidden,), "ffn_norm": (hidden,), "attn_q": (q, hidden), "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden), "attn_output": (hidden, q), "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }  # fmt: skip
+    if config["model_type"] == "qwen3":
+        expected |= {"attn_q_norm": (size,), "attn_k_norm": (size,)}
+    wanted = {f"blk.{i}.{k}.weight": v for i in range(config["num_hidden_layers"]) for k, v in expected.items()}
+    if config["attention_bias"] or config["model_type"] == "qwen2":
+        biased = {"attn_q": (q,), "attn_k": (kv,), "attn_v": (kv,)}
+        biased |= {"attn_output": (hidden,)} if config["model_type"] == "llama" else {}
+        wanted |= {f"blk.{i}.{k}.bias": v for i in range(config["num_hidden_layers"]) for k, v in biased.items()}
+    matrix = (config["vocab_size"], hidden)
+    wanted |= {"token_embd.weight": matrix, "output_norm.weight": (hidden,)}
+    wanted |= {} if config["tie_word_embeddings"] else {"output.weight": matrix}
+    if unknown := gguf.tensors.keys() - wanted.keys() - {ROPE_FREQS}:
+        raise refuse(gguf.path, f"tensor {min(unknown)} has no place in a {config['model_type']} model")
+    for name, shape in wanted.items():
+        info = gguf.tensors.get(name)
+        if info is None:
+            raise refuse(gguf.path, f"incomplete: tensor {name} is missing", tensor=name)
+        if info.shape != shape:
+            raise refuse(gguf.path, f"tensor {name} has shape {info.shape}, the metadata says {shape}", tensor=name)
+
+
+def _part(gguf: GGUF, file: BinaryIO, config: dict[str, Any], info: TensorInfo) -> Part:
+    name = str(mlx_name(info.name))
+    order = row_order(config, info.name)
+    if bits := PACKED_BITS.get(info.type):
+        base, rows, columns = name.removesuffix(".weight"), info.shape[:-1], info.shape[-1]
+        specs = (
+            TensorSpec(name, "U32", (*rows, columns * bits // 32)),
+            TensorSpec(base + ".scales", "F16", (*rows, columns // GROUP)),
+            TensorSpec(base + ".biases", "F16", (*rows, columns // GROUP)),
+        )
+        return Part(specs, lambda: _packed(gguf, file, info, order))
+    dtype = _PLAIN.get(info.type, "F16")
+    return Part((TensorSpec(name, dtype, info.shape),), lambda: (_plain(gguf, file, info, order),))
+
+
+def _rows(gguf: GGUF, file: BinaryIO, info: TensorInfo, order: NDArray[np.intp] | None) -> NDArray[np.uint8]:
+    """Raw blocks as [rows, bytes], in MLX's row order. A vector is one row, permuted by element."""
+    width = info.row_bytes if len(info.shape) > 1 or order is None else info.type.size
+    raw = np.frombuffer(gguf.read(file, info), np.uint8).reshape(-1, width)
+    return raw if order is None else raw[order]
+
+
+def _packed(gguf: GGUF, file: BinaryIO, info: TensorInfo, order: NDArray[np.intp] | None) -> Sequence[Any]:
+    with np.errstate(over="ignore"):
+        words, scales, biases = pack(_rows(gguf, file, info, order), info.type)
+    _check_finite(gguf, info, scales)
+    _check_finite(gguf, info, biases)
+    return words, scales, biases
+
+
+def _plain(gguf: GGUF, file: BinaryIO, info: TensorInfo, order: NDArray[np.intp] | None) -> Any:
+    raw = _rows(gguf, file, info, order)
+    if info.type in _PLAIN:
+        return np.ascontiguousarray(raw)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = dequantise(raw, info.type).astype(np.float16)
+    _check_finite(gguf, info, values)
+    return values
+
+
+def _dense(gguf: GGUF, file: BinaryIO, info: TensorInfo) -> NDArray[np.float32]:
+    if info.type is not types.F32 or info.nbytes > 1 << 16:
+        raise refuse(gguf.path, f"tensor {info.name} is not a short float32 vector")
+    return np.frombuffer(gguf.read(file, info), np.float32)
+
+
+def _check_finite(gguf: GGUF, info: TensorInfo, values: NDArray[np.float16]) -> None:
+    if not np.isfinite(values).all():
+        raise refuse(gguf.path, f"tensor {info.name} holds values that are not finite in float16", tensor=info.name)

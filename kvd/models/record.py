@@ -1,0 +1,86 @@
+"""`kvd.json`: what the daemon knows about a model it brought in, and the folder of models under the home.
+
+    $KVD_HOME/models/<name>/kvd.json     with the weights beside it, or {"path": DIR} for a folder used where it is
+
+Standard library only: the front reads records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kvclient.errors import BadRequest, UnknownModel, UnsupportedModel
+
+FILE = "kvd.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One model. `path` is the absolute folder of its files when they are not beside the record."""
+
+    name: str
+    source: str
+    pulled_at: float
+    """seconds since the epoch"""
+    fingerprint: str = ""
+    path: str | None = None
+    notes: tuple[str, ...] = ()
+    """what an import changed or limited, for people"""
+
+
+def checked_name(name: str) -> str:
+    """The name itself. Raises BadRequest unless it is 1 to 64 letters, digits, dots, dashes and underscores."""
+    if not _NAME.fullmatch(name):
+        allowed = "up to 64 letters, digits, '.', '-' and '_', starting with a letter or digit"
+        raise BadRequest(f"not a model name: {name!r}; use {allowed}", name=name)
+    return name
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write `folder/kvd.json`, durably and whole or not at all."""
+    temp = folder / (FILE + ".tmp")
+    with temp.open("w", encoding="utf-8") as file:
+        json.dump(asdict(record), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    temp.replace(folder / FILE)
+
+
+def read_record(folder: Path) -> Record:
+    """Raises UnsupportedModel when the file is damaged; unknown keys are left out (a newer kvd wrote them)."""
+    path = folder / FILE
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        known = {field.name: content[field.name] for field in fields(Record) if field.name in content}
+        return Record(**{**known, "notes": tuple(known.get("notes", ()))})
+    except (OSError, ValueError, TypeError) as error:
+        raise UnsupportedModel(f"{path} cannot be read ({error})", file=str(path), reason="damaged record") from error
+
+
+def names(home: Path) -> list[str]:
+    """Models under `home`, sorted."""
+    folder = home / "models"
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if _NAME.fullmatch(entry.name) and (entry / FILE).is_file())
+
+
+def find(home: Path, name: str) -> tuple[Record, Path]:
+    """The record of `name` and the folder that holds its files. Raises UnknownModel with the known names, and
+    UnsupportedModel when the files are gone."""
+    folder = home / "models" / name
+    if not _NAME.fullmatch(name) or not (folder / FILE).is_file():
+        known = names(home)
+        hint = f"known: {', '.join(known)}" if known else "none is here yet; try: kvd pull demo"
+        raise UnknownModel(f"no model named {name!r} ({hint})", model=name, known=known)
+    record = read_record(folder)
+    files = Path(record.path) if record.path else folder
+    if not (files / "config.json").is_file():
+        raise UnsupportedModel(f"the files of model {name} are gone from {files}", file=str(files), reason="missing")
+    return record, files

@@ -1,0 +1,63 @@
+"""How much memory a model's weights take, known from headers before anything is allocated.
+
+Standard library only: `kvd pull`, `kvd doctor` and the front ask before a worker exists.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvd.models.backend import Backend
+from kvd.models.fingerprint import read_config, weight_files
+from kvd.models.tensors import BITS, TensorSpec, read_specs
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes. `stored`: as in the files; `dense`: every weight as float32; `largest`: the greatest dense tensor."""
+
+    stored: int
+    dense: int
+    largest: int
+
+
+def sizes(folder: Path) -> Sizes:
+    """Sizes of the model in `folder`. Raises BadRequest or UnsupportedModel as reading its headers does."""
+    config = read_config(folder)
+    specs = {spec.name: spec for file in weight_files(folder) for spec in read_specs(file)}
+    stored = sum(spec.nbytes for spec in specs.values())
+    elements = [_dense_elements(spec, specs, config) for spec in specs.values()]
+    return Sizes(stored, 4 * sum(elements), 4 * max(elements, default=0))
+
+
+def _dense_elements(spec: TensorSpec, specs: dict[str, TensorSpec], config: dict[str, Any]) -> int:
+    """Elements that this tensor becomes when every quantised matrix is expanded (scales and biases vanish)."""
+    base, _, kind = spec.name.rpartition(".")
+    if kind in ("scales", "biases", "qzeros", "g_idx") and (f"{base}.weight" in specs or f"{base}.qweight" in specs):
+        return 0
+    if kind == "qweight":
+        return spec.elements * 8  # awq and gptq: eight 4-bit values a word
+    scales = specs.get(f"{base}.scales")
+    if kind != "weight" or scales is None or spec.dtype not in ("U32", "U8", "I32"):
+        return spec.elements
+    quantization = config.get("quantization") or config.get("quantization_config") or {}
+    if isinstance(entry := quantization.get(base), dict):
+        quantization = entry
+    bits = quantization.get("bits")
+    if isinstance(bits, int) and bits > 0:
+        return spec.elements * BITS[spec.dtype] // bits
+    return scales.elements * int(quantization.get("group_size") or 32)
+
+
+def estimate(folder: Path, backend: Backend) -> int:
+    """Bytes that the loaded weights of `folder` will hold: dense float32 on the CPU backend, as stored elsewhere."""
+    found = sizes(folder)
+    return found.dense if backend == "cpu" else found.stored
+
+
+def peak(found: Sizes, backend: Backend) -> int:
+    """Bytes at the highest point of the load: on the CPU one matrix is at hand in both forms."""
+    return found.dense + found.largest if backend == "cpu" else found.stored + math.ceil(found.stored / 64)

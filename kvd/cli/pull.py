@@ -18,6 +18,8 @@ import argparse
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help="demo, ORG/NAME, FILE.gguf or DIR")
     parser.add_argument("--name", help="name to know it by (default: from the source)")
+    parser.add_argument("--force", action="store_true", help="replace a model of that name")
+    parser.add_argument("--copy", action="store_true", help="copy a DIR into the home instead of using it where it is")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,6 +28,6 @@ def run(args: argparse.Namespace) -> int:
 
     home = Home.default()
     home.create()
-    pulled = pull(args.source, home.root, name=args.name, say=print)
+    pulled = pull(args.source, home.root, name=args.name, force=args.force, copy=args.copy)
     print(f'{pulled.name} is ready: kv -m {pulled.name} "Hello"')
     return 0

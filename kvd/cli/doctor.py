@@ -1,0 +1,85 @@
+"""Check this machine and say what to fix.
+
+Backend and BLAS (by a timed product), disk speed, free space, limits, memory, permissions, the socket's path, versions,
+the installed service and the running daemon. Exit code 0 unless something does not work.
+
+  kvd doctor
+  kvd doctor --json
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from kvclient.errors import BadRequest
+from kvd.cli.output import console, print_json
+from kvd.config import Config, load
+from kvd.doctor import compute, disk, system
+from kvd.doctor.finding import Finding, Level, fail, ok
+from kvd.home import Home
+from kvd.service import manager
+
+BROKEN = 70
+_STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="findings: name, level, detail, fix")
+
+
+def run(args: argparse.Namespace) -> int:
+    findings = []
+    for finding in checks():
+        findings.append(finding)
+        if not args.json:
+            show(finding)
+    if args.json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        console().print(verdict(findings))
+    return BROKEN if any(finding.level is Level.FAIL for finding in findings) else 0
+
+
+def checks() -> Iterator[Finding]:
+    """All of them, slowest last."""
+    yield system.python()
+    yield system.packages()
+    yield system.descriptors()
+    home = Home.default()
+    yield system.permissions(home)
+    try:
+        config = load()
+    except BadRequest as problem:
+        yield fail("configuration", problem.message, "correct it; `kvd config doc` lists every key")
+    else:
+        yield ok("configuration", str(config.file) if config.file.exists() else "defaults, there is no kvd.toml")
+        yield from _configured(config)
+    yield system.service(manager())
+    yield from system.daemon()
+    yield from compute.backend(home)
+
+
+def _configured(config: Config) -> Iterator[Finding]:
+    yield system.socket(config)
+    yield system.memory(config)
+    yield disk.space(config)
+    yield disk.speed(config)
+
+
+def show(finding: Finding) -> None:
+    from rich.text import Text
+
+    line = Text.assemble((f"{finding.level:<5}", _STYLE[finding.level]), f"{finding.name:<15}", finding.detail)
+    console().print(line, soft_wrap=True)
+    if finding.fix:
+        console().print(Text(f"{'':<20}→ {finding.fix}", style="bold"), soft_wrap=True)
+
+
+def verdict(findings: list[Finding]) -> str:
+    fails = sum(finding.level is Level.FAIL for finding in findings)
+    warns = sum(finding.level is Level.WARN for finding in findings)
+    if fails:
+        return f"{fails} to repair before kvd works, {warns} to improve"
+    return f"kvd works here; {warns} to improve" if warns else "all good"

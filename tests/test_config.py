@@ -1,0 +1,109 @@
+"""Configuration: one table, and nothing that is not in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvclient.errors import BadRequest
+from kvd import config
+from kvd.config import Source, changes, load
+from kvd.kinds import WarmPrompt
+from kvd.settings import settings
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("KVD_SOCKET", raising=False)
+    monkeypatch.setenv("KVD_HOME", "/tmp/kvd-config-test")
+    return tmp_path
+
+
+def written(home: Path, text: str) -> Path:
+    file = home / "some.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_without_a_file_every_value_is_the_default_of_the_table(home: Path) -> None:
+    found = load()
+    assert [found.value(s) for s in settings()] == [s.default for s in settings()]
+    assert {found.source(s.path) for s in settings()} == {Source.DEFAULT}
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default(home: Path) -> None:
+    file = written(home, '[memory]\nlimit = "8 GiB"\n[models]\nttl = "15m"\n')
+    found = load(file=file, flags={"memory.limit": "4G"})
+    assert (found.memory.limit, found.source("memory.limit")) == (4 * 2**30, Source.FLAG)
+    assert (found.models.ttl, found.source("models.ttl")) == (900.0, Source.FILE)
+    assert (found.store.limit, found.source("store.limit")) == (20 * 2**30, Source.DEFAULT)
+
+
+def test_home_and_socket_say_where_they_come_from(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load().source("home") is Source.ENV
+    named = load(home=Path("/tmp/kvd-other"))
+    assert (named.source("home"), str(named.socket)) == (Source.FLAG, "/tmp/kvd-other/run/kvd.sock")
+    monkeypatch.setenv("KVD_SOCKET", "/tmp/kvd-config-test.sock")
+    assert (load().source("socket"), str(load().socket)) == (Source.ENV, "/tmp/kvd-config-test.sock")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[memory]\nlimt = "8 GiB"', ["memory.limt", "did you mean memory.limit"]),
+        ('[memroy]\nlimit = "8 GiB"', ["[memroy]", "did you mean memory"]),
+        ('[store]\nttl = "8 GiB"', ["store.ttl", "did you mean models.ttl"]),
+        ("log_level = 'debug'", ["log_level", "under [daemon]"]),
+        ("[store]\nlimit = 'lots'", ["store.limit", "'lots'", "8 GiB"]),
+        ("[store]\nlimit = -1", ["store.limit", "-1"]),
+        ("[store]\nadmission = 'third'", ["store.admission", "first, second"]),
+        ("[store]\ndurable = 1", ["store.durable", "true nor false"]),
+        ("[cache]\nblock_size = 100", ["cache.block_size", "power of two"]),
+        ("[cache]\nchunk = 100", ["cache.chunk", "multiple of 64"]),
+        ("[models]\nttl = true", ["models.ttl"]),
+        ("[gateway]\nport = 70000", ["gateway.port", "65535"]),
+        ("[warm]\nprompts = [{model = 'm'}]", ["warm.prompts", "'file' is missing"]),
+        ("[warm]\nprompts = [{model = 'm', file = 'f', pin = true}]", ["'pin'", "known: model"]),
+        ("[store\n", ["some.toml"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_key_and_what_would_do(home: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        load(file=written(home, text))
+    assert "\n" not in caught.value.message
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_a_named_file_must_exist_and_the_usual_one_need_not(home: Path) -> None:
+    with pytest.raises(BadRequest, match="no such config file"):
+        load(file=home / "none.toml")
+    load(home=Path("/tmp/kvd-config-none"))
+
+
+def test_every_key_takes_back_what_it_shows() -> None:
+    for setting in settings():
+        shown = setting.key.kind.show(setting.default)
+        assert setting.key.kind.parse(shown) == setting.default, setting.path
+
+
+def test_warm_prompts_are_tables_or_pairs(home: Path) -> None:
+    file = written(home, "[warm]\nprompts = [{model = 'm', file = '/a.md', system = 'S', raw = true}, 'n=/b.md']")
+    assert load(file=file).warm.prompts == (
+        WarmPrompt("m", Path("/a.md"), "S", True),
+        WarmPrompt("n", Path("/b.md")),
+    )
+
+
+def test_the_store_lies_in_the_home_unless_its_path_is_absolute(home: Path) -> None:
+    assert load().store_path == Path("/tmp/kvd-config-test/store")
+    assert load(flags={"store.path": "elsewhere"}).store_path == Path("/tmp/kvd-config-test/elsewhere")
+    assert load(flags={"store.path": "/mnt/fast"}).store_path == Path("/mnt/fast")
+
+
+def test_a_reload_tells_what_is_live_from_what_needs_a_restart(home: Path) -> None:
+    old = load()
+    new = load(flags={"store.limit": "1G", "cache.block_size": "64"})
+    assert changes(old, new) == (["store.limit"], ["cache.block_size"])
+    assert config.changes(old, old) == ([], [])

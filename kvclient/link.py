@@ -36,7 +36,8 @@ LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | z
 
 def probe(path: Path, name: Path | None = None) -> None:
     """One plain connect, because a ZeroMQ connect to nobody waits for ever. Raises Unreachable, or Busy for a daemon
-    that lives but takes no further connection: near the limit of its descriptors it moves its socket aside. `name` is the socket that errors name, where that is another one."""
+    that lives but takes no further connection: near the limit of its descriptors it moves its socket aside. `name` is
+    the socket that errors name, where that is another one."""
     name = name or path
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as plain:
         plain.setblocking(False)

@@ -1,0 +1,85 @@
+"""The second half of `kv`: sends the request and shows what comes back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvclient import stdio
+from kvclient.bar import Bar
+from kvclient.client import Client
+from kvclient.errors import Cancelled, Internal
+from kvclient.events import Completion, Event, Stats
+from kvclient.options import Asked
+
+
+def answer(asked: Asked, body: dict[str, Any]) -> int:
+    """Streams the answer to stdout and returns the exit code. Raises KvdError, StdoutClosed and KeyboardInterrupt; the
+    request is cancelled by each."""
+    bar = Bar.for_stderr()
+    with Client(report=lambda line: stdio.error(f"kv: {line}\n")) as kv:
+        stream = kv.stream(asked.model, **body, **asked.options)
+        try:
+            done, last = _show(stream, bar, quiet=asked.json)
+        finally:
+            bar.clear()
+            stream.close()
+    if asked.json:
+        stdio.write(json.dumps(_plain(done, asked), ensure_ascii=False) + "\n")
+    elif last != "\n":
+        stdio.write("\n")
+    if asked.stats:
+        stdio.error(figures(done.stats))
+    if done.finish_reason == "cancelled":
+        return Cancelled.exit_code
+    if done.finish_reason == "length" and "max_tokens" not in asked.options:
+        stdio.complain(f"the answer was cut after {done.stats.completion_tokens} tokens, where the context ends")
+    return 0
+
+
+def _show(stream: Any, bar: Bar, *, quiet: bool) -> tuple[Completion, str]:
+    """The completion, and the last character that went to stdout."""
+    last = ""
+    for event in stream:
+        if event.kind == "text" and event.text and not quiet:
+            bar.clear()
+            stdio.write(event.text)
+            last = event.text[-1]
+            continue
+        if event.done is not None:
+            return event.done, last
+        _note(event, bar)
+        stdio.check_stdout()
+    raise Internal("the stream ended without an answer")
+
+
+def _note(event: Event, bar: Bar) -> None:
+    if event.progress is not None:
+        bar.prefill(event.progress)
+    elif event.kind == "queued":
+        bar.queued(event.position or 0)
+    elif event.kind in ("reasoning", "text"):
+        bar.growing("thinking" if event.kind == "reasoning" else "answering", len(event.text))
+
+
+def _plain(done: Completion, asked: Asked) -> dict[str, Any]:
+    return {
+        "id": done.id, "model": asked.model or None, "text": done.text, "reasoning": done.reasoning or None,
+        "finish_reason": done.finish_reason, "stats": done.stats.to_wire(),
+    }  # fmt: skip
+
+
+def figures(stats: Stats) -> str:
+    """Two or three lines for people."""
+    lines = [
+        f"prompt {stats.prompt_tokens} tokens = {stats.cached_tokens} cached ({stats.cached_memory_tokens} memory, "
+        f"{stats.cached_ssd_tokens} ssd) + {stats.computed_tokens} computed; "
+        f"first token after {stats.ttft_s:.3f} s (queue {stats.queue_s:.3f} s, prefill {stats.prefill_s:.3f} s)",
+        f"answer {stats.completion_tokens} tokens at {stats.decode_tokens_per_s:.1f} tokens/s; "
+        f"{stats.stored_tokens} tokens stored; KV {stats.kv_bytes / 1e6:.1f} MB {stats.kv_precision}".rstrip(),
+    ]
+    if stats.miss_reason:
+        at = stats.first_divergence
+        where = f" at token {at.token}: {at.text[:40]!r}, stored {at.stored_text[:40]!r}" if at else ""
+        lines.append(f"not all was reused: {stats.miss_reason}{where}")
+    return "".join(f"kv: {line}\n" for line in lines)

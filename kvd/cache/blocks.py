@@ -190,7 +190,7 @@ class BlockManager:
 
         Itself where it may; else what is known moves away, where nobody else uses it; else a copy (copy-on-write).
         """
-        if self.refs[block] == 1 and row >= self.sealed[block]:
+        if self.writable(block, row):
             return block
         if self.refs[block] == 1 and not self.pins[block]:
             self._vacate(block)
@@ -201,6 +201,10 @@ class BlockManager:
             self._moves.append(Move(block, copy, row))
         self.release(block)
         return copy
+
+    def writable(self, block: int, row: int) -> bool:
+        """Whether the one sequence that holds `block` may write its rows from `row` on."""
+        return self.refs[block] == 1 and row >= self.sealed[block]
 
     def needs_copy(self, block: int, row: int) -> bool:
         """Whether `make_writable` takes a block of its own."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
+
+from kvd.cache.layout import Part
 
 
 def address(array: mx.array) -> int:
@@ -43,11 +44,16 @@ def addressable() -> bool:
 
 
 class Generation:
-    """The buffers of a pool between two growths. Handles count themselves in and out, from any thread."""
+    """A set of buffers (`[1, heads, height, width]` each) and how many handles on other threads use them.
 
-    def __init__(self, arrays: Sequence[mx.array]) -> None:
+    It refers to the same array objects as its owner, so updates stay in place; once the owner has replaced those
+    (the pool grew), it alone keeps the old buffers alive.
+    """
+
+    def __init__(self, arrays: Sequence[mx.array], height: int) -> None:
         self.arrays = list(arrays)
-        self.addresses = [address(array) for array in arrays]
+        self.height = height
+        self._addresses = [address(array) for array in arrays]
         self._handles = 0
         self._lock = threading.Lock()
 
@@ -63,6 +69,15 @@ class Generation:
         with self._lock:
             self._handles -= 1
 
+    def windows(self, parts: Sequence[Part], first: int, rows: int) -> list[memoryview]:
+        """Rows [first, first + rows) of every part, head by head: the order of a shard."""
+        found: list[memoryview] = []
+        for part, base in zip(parts, self._addresses, strict=True):
+            for head in range(part.heads):
+                start = base + (head * self.height + first) * part.row_bytes
+                found.append(window(start, rows * part.row_bytes))
+        return found
+
 
 class HostBlock:
     """Bytes of one block's first rows, in the order of a shard: part by part, head by head.
@@ -70,10 +85,10 @@ class HostBlock:
     `buffers` may be read (a landing's also written) on any thread until `release`, which any thread may call, once.
     """
 
-    def __init__(self, buffers: list[memoryview], on_release: Any, keep: Any = None) -> None:
+    def __init__(self, buffers: list[memoryview], on_release: Callable[[], None], keep: Generation) -> None:
         self._buffers = buffers
-        self._on_release = on_release
-        self._keep = keep
+        self._on_release: Callable[[], None] | None = on_release
+        self._keep: Generation | None = keep
         self._lock = threading.Lock()
 
     def buffers(self) -> list[memoryview]:

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from kvd.cache.blocks import Move
-from kvd.cache.hostmem import Generation, HostBlock, addressable, window
+from kvd.cache.hostmem import Generation, addressable
 from kvd.cache.layout import KVLayout, Part
 
 Parts = tuple[mx.array, ...]
 """One side of a layer: (rows,) native, or (words, scales, biases) quantised."""
+STAGING_KEPT = 8
+"""Staging buffers kept for the next restore (page faults of new memory cost more than the copy)."""
 
 
 class KVPool:
@@ -31,6 +33,7 @@ class KVPool:
         mx.eval(self.arrays)
         self._index()
         self._retired: list[Generation] = []
+        self._staging: list[Generation] = []
         self._generation: Generation | None = None
 
     # --- sizes
@@ -58,12 +61,9 @@ class KVPool:
         """Copy blocks, in order. Each is gathered and evaluated first, so that no view pins the pool."""
         size = self.block_size
         for move in moves:
-            rows = mx.arange(move.src * size, move.src * size + move.rows)
-            taken = [mx.take(array, rows, axis=2) for array in self.arrays]
-            mx.eval(taken)
+            taken = self._taken(self.arrays, move.src, move.rows)
             for array, part in zip(self.arrays, taken, strict=True):
                 array[..., move.dst * size : move.dst * size + move.rows, :] = part
-        if moves:
             mx.eval(self.arrays)
 
     def grow(self, blocks: int) -> None:
@@ -92,30 +92,37 @@ class KVPool:
 
     # --- host bytes
 
-    def host_rows(self, block: int, rows: int) -> tuple[list[memoryview], Generation]:
-        """Zero-copy windows on a block's first rows; the generation has been acquired for the caller."""
+    def acquire(self) -> Generation:
+        """The current buffers, evaluated, counted as in use by one more handle."""
         mx.eval(self.arrays)
-        generation = self._current()
-        generation.acquire()
-        height = self.blocks * self.block_size
-        return _windows(self.parts, generation.addresses, height, block * self.block_size, rows), generation
+        if self._generation is None:
+            self._generation = Generation(self.arrays, self.blocks * self.block_size)
+        self._generation.acquire()
+        return self._generation
 
-    def copy_rows(self, block: int, rows: int) -> HostBlock:
+    def windows(self, generation: Generation, block: int, rows: int) -> list[memoryview]:
+        """A block's first rows in these buffers: one window per part and head, without a copy."""
+        return generation.windows(self.parts, block * self.block_size, rows)
+
+    def copy_rows(self, block: int, rows: int) -> Generation:
         """A private copy of a block's first rows."""
-        at = mx.arange(block * self.block_size, block * self.block_size + rows)
-        copies = [mx.take(array, at, axis=2) for array in self.arrays]
-        mx.eval(copies)
-        private = Generation(copies)
-        return HostBlock(_windows(self.parts, private.addresses, rows, 0, rows), private.arrays.clear, private)
+        return self._private(self._taken(self.arrays, block, rows), rows)
 
-    def staging(self, rows: int) -> tuple[list[memoryview], list[mx.array]]:
-        """Host buffers for a block where the pool itself has none, and the arrays behind them."""
-        arrays = [_zeros(part, rows) for part in self.parts]
-        mx.eval(arrays)
-        return _windows(self.parts, Generation(arrays).addresses, rows, 0, rows), arrays
+    def staging(self) -> Generation:
+        """Host buffers for one block; used ones come back by `reuse`."""
+        if self._staging:
+            return self._staging.pop()
+        return self._private([_zeros(part, self.block_size) for part in self.parts], self.block_size)
+
+    def reuse(self, staging: Generation) -> None:
+        if len(self._staging) < STAGING_KEPT:
+            self._staging.append(staging)
+
+    def staged_windows(self, staging: Generation, rows: int) -> list[memoryview]:
+        return staging.windows(self.parts, 0, rows)
 
     def put(self, block: int, staged: Sequence[mx.array], rows: int) -> None:
-        """Bring staged rows into the pool."""
+        """Bring staged rows into the pool. The staging buffers may be used again when this returns."""
         start = block * self.block_size
         for array, part in zip(self.arrays, staged, strict=True):
             array[..., start : start + rows, :] = part[..., :rows, :]
@@ -123,18 +130,21 @@ class KVPool:
 
     def carry_over(self, generation: Generation, block: int, rows: int) -> None:
         """Rows that were written into older buffers while the pool grew: bring them into the current ones."""
-        if generation is self._generation:
-            return
-        start = block * self.block_size
-        at = mx.arange(start, start + rows)
-        self.put(block, [mx.take(array, at, axis=2) for array in generation.arrays], rows)
+        if generation is not self._generation:
+            self.put(block, self._taken(generation.arrays, block, rows), rows)
 
     # --- inside
 
-    def _current(self) -> Generation:
-        if self._generation is None:
-            self._generation = Generation(self.arrays)
-        return self._generation
+    def _taken(self, arrays: Sequence[mx.array], block: int, rows: int) -> list[mx.array]:
+        """Copies of a block's first rows, evaluated: no view is left that would pin the pool."""
+        at = mx.arange(block * self.block_size, block * self.block_size + rows)
+        taken = [mx.take(array, at, axis=2) for array in arrays]
+        mx.eval(taken)
+        return taken
+
+    def _private(self, arrays: Sequence[mx.array], rows: int) -> Generation:
+        mx.eval(arrays)
+        return Generation(arrays, rows)
 
     def _index(self) -> None:
         layers = range(len(self.layout.layers))
@@ -150,11 +160,3 @@ class KVPool:
 
 def _zeros(part: Part, rows: int) -> mx.array:
     return mx.zeros((1, part.heads, rows, part.width), getattr(mx, part.dtype))
-
-
-def _windows(parts: Sequence[Part], addresses: Sequence[int], height: int, first: int, rows: int) -> list[memoryview]:
-    found: list[memoryview] = []
-    for part, base in zip(parts, addresses, strict=True):
-        for head in range(part.heads):
-            found.append(window(base + (head * height + first) * part.row_bytes, rows * part.row_bytes))
-    return found

@@ -1,0 +1,43 @@
+"""One forward pass of a model over cached sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from kvd.cache.steps import plan_step
+
+if TYPE_CHECKING:
+    from kvd.cache.paged import PagedCache
+    from kvd.cache.sequence import CachedSequence
+
+
+def forward(
+    model: Any,
+    cache: PagedCache,
+    batch: Sequence[tuple[CachedSequence, Sequence[int]]],
+    *,
+    discard_last: bool = False,
+    logits: bool = True,
+) -> mx.array | None:
+    """One sequence with L tokens (a prefill chunk), or N sequences with one token each (a decode batch).
+
+    Rows must have been reserved; call `advance` on each sequence afterwards. Returns the logits `[N, vocab]` of each
+    sequence's last token, lazily: evaluate them before the next pass. logits=False returns None, has only the KV
+    computed, and evaluates it: what a prefill chunk needs.
+    discard_last: the one row given is stored already (rows >= 1): it attends to the stored rows up to itself, its own
+    KV is discarded, nothing is written; no `reserve` and no `advance`.
+    """
+    cache.assert_owner()
+    tokens = [list(ids) for _, ids in batch]
+    assert batch and (len(batch) == 1 or all(len(ids) == 1 for ids in tokens)) and len(tokens[0]) >= 1
+    step = plan_step(cache, [sequence for sequence, _ in batch], len(tokens[0]), discard_last)
+    out = model(mx.array(tokens), cache=cache.layer_caches(step))
+    if not logits:
+        del out
+        cache.pool.evaluate()
+        return None
+    result: mx.array = out[:, -1, :]
+    return result

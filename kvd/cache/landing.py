@@ -1,0 +1,118 @@
+"""A private block that waits for its bytes from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvd.cache.chain import Chain, next_chain
+from kvd.cache.pool import KVPool
+from kvd.cache.results import Published
+
+if TYPE_CHECKING:
+    from kvd.cache.sequence import CachedSequence
+
+
+class BlockLanding:
+    """Fill `buffers(rows)` on any thread, then `accept` or `reject` on the mlx thread, once.
+
+    The sequence waits for its landings in order; one that it no longer waits for publishes all the same.
+    """
+
+    def __init__(self, sequence: CachedSequence, index: int, block: int, before: BlockLanding | None) -> None:
+        self.index = index
+        """position in the sequence, in blocks"""
+        self.block = block
+        self.chain: Chain | None = None
+        self.tokens: tuple[int, ...] | None = None
+        """set when accepted"""
+        self.used = 0
+        self.rejected = False
+        self._cache = sequence.cache
+        self._publish = sequence.publish_block
+        self._waiting: CachedSequence | None = sequence
+        self._before = before
+        self._parent = sequence.chain if before is None else None
+        self._cache.manager.hold(block)
+        target = InPlaceTarget if self._cache.pool.host_addressable else StagedTarget
+        self._target = target(self._cache.pool, block)
+
+    def buffers(self, rows: int | None = None) -> list[memoryview]:
+        """Writable windows for a block of `rows` rows (default: full), part by part, head by head, as in its shard."""
+        return self._target.buffers(self._cache.block_size if rows is None else rows)
+
+    def accept(
+        self, tokens: Sequence[int], chain: bytes, parent: bytes | None = None, used: int | None = None
+    ) -> Published | None:
+        """The buffers hold the KV of `tokens`, whose chain is `chain`: publish the block.
+
+        parent: chain of the block before it; may be left out for the first landing and behind an accepted one.
+        used: leading rows that the sequence itself takes (a child that diverges from the prompt); default all.
+        Returns what became known, or None where the same was known already. ValueError: the chain is not that of
+        these tokens; the landing then counts as rejected.
+        """
+        self._cache.assert_owner()
+        origin = parent if parent is not None else self._known_parent()
+        if origin is None or next_chain(origin, tokens) != chain:
+            self.reject()
+            raise ValueError("the chain does not follow from the parent and the tokens")
+        self._target.settle(len(tokens))
+        self.chain, self.tokens = Chain(bytes(chain)), tuple(tokens)
+        self.used = len(tokens) if used is None else min(used, len(tokens))
+        start = self.index * self._cache.block_size
+        published = self._publish(self.block, Chain(bytes(origin)), self.tokens, start)
+        self._finish()
+        return published
+
+    def reject(self) -> None:
+        """The bytes did not come: this block and everything behind it is a miss for the sequence."""
+        self._cache.assert_owner()
+        self.rejected = True
+        self._finish()
+
+    def detach(self) -> None:
+        """The sequence no longer waits for it."""
+        self._waiting = None
+
+    def _finish(self) -> None:
+        self._target.drop()
+        if self._waiting is not None:
+            self._waiting.landed()
+        self._cache.manager.release(self.block)
+
+    def _known_parent(self) -> Chain | None:
+        return self._parent if self._before is None else self._before.chain
+
+
+class InPlaceTarget:
+    """Windows on the pool's own rows."""
+
+    def __init__(self, pool: KVPool, block: int) -> None:
+        self._pool, self._block = pool, block
+        self._generation = pool.acquire()
+
+    def buffers(self, rows: int) -> list[memoryview]:
+        return self._pool.windows(self._generation, self._block, rows)
+
+    def settle(self, rows: int) -> None:
+        self._pool.carry_over(self._generation, self._block, rows)
+
+    def drop(self) -> None:
+        self._generation.drop()
+
+
+class StagedTarget:
+    """Host buffers of its own, copied into the pool when accepted: for devices whose memory the host cannot address."""
+
+    def __init__(self, pool: KVPool, block: int) -> None:
+        self._pool, self._block = pool, block
+        self._staging = pool.staging()
+
+    def buffers(self, rows: int) -> list[memoryview]:
+        return self._pool.staged_windows(self._staging, rows)
+
+    def settle(self, rows: int) -> None:
+        self._pool.put(self._block, self._staging.arrays, rows)
+
+    def drop(self) -> None:
+        self._pool.reuse(self._staging)

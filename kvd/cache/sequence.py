@@ -1,0 +1,257 @@
+"""One sequence over the pool: its tokens, its block table and the rows that are valid. Owned by the mlx thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvd.cache.chain import Chain, next_chain
+from kvd.cache.landing import BlockLanding
+from kvd.cache.prefix import Entry
+from kvd.cache.results import Match, Published
+
+if TYPE_CHECKING:
+    from kvd.cache.paged import PagedCache
+
+
+class CachedSequence:
+    """rows: tokens whose KV is stored. tokens: their ids. Open one with `PagedCache.open`, close it when done.
+
+    Order of use: `reserve(n)`, a forward pass over n tokens, `advance(those tokens)`.
+    """
+
+    def __init__(self, cache: PagedCache, namespace: bytes, expected_rows: int) -> None:
+        self.cache = cache
+        self.namespace = namespace
+        self.expected_rows = expected_rows
+        self.rows = 0
+        self.tokens: list[int] = []
+        self.closed = False
+        self._table: list[int] = []
+        self._chains: list[Chain] = []
+        self._landings: list[BlockLanding] = []
+        self._runs: list[tuple[int, int]] | None = None
+
+    # --- reading
+
+    @property
+    def block_table(self) -> tuple[int, ...]:
+        """Blocks in order; reserved ones behind the last valid row included."""
+        return tuple(self._table)
+
+    @property
+    def chain(self) -> Chain:
+        """Chain of the last full block, or the namespace: the parent of what comes next."""
+        return self._chains[-1] if self._chains else Chain(self.namespace)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(first row in the pool, blocks) of each range of adjacent blocks, in order."""
+        if self._runs is None:
+            found: list[tuple[int, int]] = []
+            size = self.cache.block_size
+            for block in self._table:
+                if found and found[-1][0] + found[-1][1] * size == block * size:
+                    found[-1] = (found[-1][0], found[-1][1] + 1)
+                else:
+                    found.append((block * size, 1))
+            self._runs = found
+        return self._runs
+
+    # --- growing
+
+    def reserve(self, n: int) -> None:
+        """Capacity for n further rows, private to this sequence. Raises PoolFull; then nothing has changed."""
+        self.cache.assert_owner()
+        assert not self.closed and not self._landings
+        manager, size = self.cache.manager, self.cache.block_size
+        at, inside = divmod(self.rows, size)
+        more = max(0, -(-(self.rows + n) // size) - len(self._table))
+        ready = not inside or not n or manager.writable(self._table[at], inside)
+        if ready and not more:
+            return
+        copy = not ready and manager.needs_copy(self._table[at], inside)
+        self.cache.make_room(more + copy, 0 if self._table else self._wanted())
+        if not ready:
+            self._table[at] = manager.make_writable(self, self._table[at], inside, self._wanted())
+        self._obtain(more)
+        self.cache.run_moves()
+
+    def advance(self, tokens: Sequence[int]) -> list[Published]:
+        """The forward pass wrote these tokens' rows. Returns the blocks that became known by it, in order."""
+        self.cache.assert_owner()
+        size = self.cache.block_size
+        assert self.rows + len(tokens) <= len(self._table) * size, "advance beyond what was reserved"
+        self.tokens.extend(tokens)
+        self.rows += len(tokens)
+        published: list[Published] = []
+        while (len(self._chains) + 1) * size <= self.rows:
+            index = len(self._chains)
+            part = self.tokens[index * size : (index + 1) * size]
+            parent = self.chain
+            done = self.publish_block(self._table[index], parent, part, index * size)
+            if done is not None:
+                published.append(done)
+            self._chains.append(next_chain(parent, part))
+        return published
+
+    def tail(self) -> Published | None:
+        """Make the partial block at the end known. None where there is none or its rows are known already."""
+        self.cache.assert_owner()
+        size = self.cache.block_size
+        at, inside = divmod(self.rows, size)
+        if not inside or self.cache.manager.sealed[self._table[at]] >= inside:
+            return None
+        return self.publish_block(self._table[at], self.chain, self.tokens[at * size :], at * size)
+
+    def publish_block(self, block: int, parent: Chain, tokens: Sequence[int], start: int) -> Published | None:
+        entry = self.cache.manager.publish(block, self.namespace, parent, tokens, start)
+        if entry is None:
+            return None
+        return Published(block, self.namespace, entry.chain, parent, entry.tokens, start, entry)
+
+    # --- sharing
+
+    def adopt(self, match: Match) -> None:
+        """Take references on a match's blocks; stops at one that has gone since the lookup."""
+        size = self.cache.block_size
+        for entry in match.blocks:
+            if not self._take(entry, size):
+                return
+            self._chains.append(entry.chain)
+        if match.child is not None:
+            self._take(match.child, match.child_rows)
+
+    def extend(self, tokens: Sequence[int]) -> int:
+        """Take what another sequence has made known of the tokens that come next; returns the rows gained."""
+        self.cache.assert_owner()
+        assert not self._landings
+        match = self.cache.index.match(self.namespace, [*self.tokens, *tokens])
+        if match.rows <= self.rows:
+            return 0
+        before = self.rows
+        kept = min(len(self._chains), len(match.blocks))
+        self._cut(kept)
+        for entry in match.blocks[kept:]:
+            if not self._take(entry, self.cache.block_size):
+                break
+            self._chains.append(entry.chain)
+        else:
+            if match.child is not None:
+                self._take(match.child, match.child_rows)
+        return self.rows - before
+
+    def fork(self) -> CachedSequence:
+        """A twin that shares every block; whoever writes first into the shared tail gets a copy of it."""
+        self.cache.assert_owner()
+        assert not self._landings
+        twin = CachedSequence(self.cache, self.namespace, self.expected_rows)
+        twin.rows, twin.tokens, twin._chains = self.rows, list(self.tokens), list(self._chains)
+        for block in self._table[: -(-self.rows // self.cache.block_size)]:
+            self.cache.manager.hold(block)
+            twin._table.append(block)
+        self.cache.sequences.add(twin)
+        return twin
+
+    # --- shrinking
+
+    def truncate(self, rows: int) -> None:
+        """Forget the rows from `rows` on; blocks that are known stay cached."""
+        self.cache.assert_owner()
+        assert 0 <= rows <= self.rows and not self._landings
+        size = self.cache.block_size
+        for block in reversed(self._table[-(-rows // size) :]):
+            self.cache.manager.release(block)
+        del self._table[-(-rows // size) :], self.tokens[rows:], self._chains[rows // size :]
+        self.rows, self._runs = rows, None
+
+    def close(self) -> None:
+        """Release every block, tail first. Known blocks stay cached. A second call does nothing."""
+        self.cache.assert_owner()
+        if self.closed:
+            return
+        self.closed = True
+        for landing in self._landings:
+            landing.detach()
+        self._landings = []
+        for block in reversed(self._table):
+            self.cache.manager.release(block)
+        self._table, self._runs = [], None
+        self.cache.manager.unclaim(self)
+        self.cache.sequences.discard(self)
+
+    # --- restoring from the store
+
+    def landing(self, blocks: int) -> list[BlockLanding]:
+        """Private blocks for the next `blocks` blocks of the prompt, to be filled from the store, in order.
+
+        Needs `rows` at a block border. Rows become valid as landings are accepted in sequence; a rejected one, and
+        everything behind it, is a miss. Raises PoolFull; then nothing has changed.
+        """
+        self.cache.assert_owner()
+        size = self.cache.block_size
+        assert self.rows % size == 0 and not self._landings and not self.closed
+        self._cut(self.rows // size)
+        self.cache.make_room(blocks, 0 if self._table else self._wanted())
+        self._obtain(blocks)
+        self.cache.run_moves()
+        before: BlockLanding | None = None
+        for index in range(self.rows // size, len(self._table)):
+            before = BlockLanding(self, index, self._table[index], before)
+            self._landings.append(before)
+        return list(self._landings)
+
+    def landed(self) -> None:
+        """A landing was decided: take the rows of those accepted in sequence; cut what lies behind a rejected one."""
+        while self._landings and self._landings[0].tokens is not None:
+            done = self._landings.pop(0)
+            assert done.tokens is not None and done.chain is not None
+            if not done.used:
+                self._stop_landing(len(self._chains))
+                return
+            self.tokens.extend(done.tokens[: done.used])
+            self.rows += done.used
+            if done.used == self.cache.block_size:
+                self._chains.append(done.chain)
+            else:
+                self._stop_landing(len(self._chains) + 1)
+                return
+        if self._landings and self._landings[0].rejected:
+            self._stop_landing(len(self._chains))
+
+    def _stop_landing(self, keep: int) -> None:
+        for landing in self._landings:
+            landing.detach()
+        self._landings = []
+        self._cut(keep)
+
+    # --- inside
+
+    def _wanted(self) -> int:
+        """Blocks this sequence is still expected to need."""
+        return max(1, -(-self.expected_rows // self.cache.block_size) - len(self._table))
+
+    def _obtain(self, blocks: int) -> None:
+        for _ in range(blocks):
+            after = self._table[-1] if self._table else None
+            self._table.append(self.cache.manager.obtain(self, after, self._wanted()))
+        self._runs = None
+
+    def _take(self, entry: Entry, rows: int) -> bool:
+        if entry.block is None:
+            return False
+        self.cache.manager.hold(entry.block)
+        self._table.append(entry.block)
+        self.tokens.extend(entry.tokens[:rows])
+        self.rows += rows
+        self._runs = None
+        return True
+
+    def _cut(self, blocks: int) -> None:
+        """Keep the first `blocks` blocks of the table."""
+        for block in reversed(self._table[blocks:]):
+            self.cache.manager.release(block)
+        size = self.cache.block_size
+        del self._table[blocks:], self._chains[blocks:]
+        self.rows = min(self.rows, blocks * size)
+        del self.tokens[self.rows :]
+        self._runs = None

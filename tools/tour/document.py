@@ -1,0 +1,54 @@
+"""What is asked, about what, and how many of its tokens two prompts have in common."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvclient import compose
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "LICENSE"
+ROLE = "You answer questions about a document in one short sentence."
+FIRST = "Under which licence is this, and in which version?"
+OTHER = "What does a recipient get from each contributor?"
+SHELL_FIRST = "Who may change this work?"
+SHELL_SECOND = "Does the licence allow use of trademarks?"
+KILLED = "Is there any warranty?"
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """Questions on the document, under a system text that no earlier run used: so the first of them is cold, in
+    whatever home this runs."""
+
+    document: str
+    system: str
+
+    @classmethod
+    def fresh(cls) -> Exam:
+        return cls(DOCUMENT.read_text(encoding="utf-8"), f"Session {secrets.token_hex(4)}. {ROLE}")
+
+    def messages(self, question: str) -> list[dict[str, Any]]:
+        return compose.messages(compose.text(self.document, question), self.system)
+
+
+class Counter:
+    """Counts tokens with the model's own tokenizer and template, apart from the daemon."""
+
+    def __init__(self, model: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(str(model))
+
+    def ids(self, messages: list[dict[str, Any]]) -> list[int]:
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def beyond(self, messages: list[dict[str, Any]], earlier: list[dict[str, Any]]) -> int:
+        """Tokens of the first prompt from where it leaves the second."""
+        new, old = self.ids(messages), self.ids(earlier)
+        common = next((at for at, (a, b) in enumerate(zip(new, old, strict=False)) if a != b), min(len(new), len(old)))
+        return len(new) - common

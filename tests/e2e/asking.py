@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvclient import Client
+from kvclient import Client, TokenLogprob
 
 TOP = 20
 
@@ -13,7 +13,7 @@ TOP = 20
 @dataclass(frozen=True, slots=True)
 class Answer:
     text: str
-    logprobs: list[Any]
+    logprobs: list[TokenLogprob]
     computed: int
     memory: int
     ssd: int

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from rig.daemon import Daemon
 
-from kvclient import Client
+from kvclient import Client, TokenLogprob
 from tests.e2e.asking import ask, ids
 
 B = 256
@@ -66,7 +66,7 @@ def test_a_prompt_that_diverges_computes_only_what_is_new(kv: Client, at: int) -
     close(warm.logprobs, cold.logprobs)
 
 
-def close(a: list[object], b: list[object]) -> None:
+def close(a: list[TokenLogprob], b: list[TokenLogprob]) -> None:
     """|delta| <= 1e-3 for every token that both list, as promise 1 says across shapes."""
     ours, theirs = list(numbers(a)), list(numbers(b))
     shared = dict(ours).keys() & dict(theirs).keys()
@@ -75,11 +75,9 @@ def close(a: list[object], b: list[object]) -> None:
         assert abs(dict(ours)[key] - dict(theirs)[key]) <= 1e-3
 
 
-def numbers(logprobs: list[object]) -> list[tuple[tuple[int, int], float]]:
+def numbers(logprobs: list[TokenLogprob]) -> list[tuple[tuple[int, int], float]]:
     """((position, token id), log probability) of the first token's alternatives."""
-    first = logprobs[0]
-    assert isinstance(first, dict)
-    return [((0, int(top["id"])), float(top["logprob"])) for top in first["top"]]
+    return [((0, top.id), top.logprob) for top in logprobs[0].top]
 
 
 def test_resending_at_once_hits_every_time(kv: Client) -> None:

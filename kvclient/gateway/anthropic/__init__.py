@@ -1,0 +1,1 @@
+"""The Anthropic shapes: messages, count_tokens."""

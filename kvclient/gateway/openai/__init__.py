@@ -1,0 +1,1 @@
+"""The OpenAI shapes: chat completions, completions, responses, models."""

@@ -1,0 +1,41 @@
+"""The models a daemon knows, as both APIs list them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def _pulled(model: Mapping[str, Any]) -> datetime.datetime:
+    """When the model was brought in; the epoch if that is not known."""
+    value = model.get("pulled_at")
+    if isinstance(value, int | float):
+        return datetime.datetime.fromtimestamp(value, datetime.UTC)
+    if isinstance(value, str):
+        try:
+            found = datetime.datetime.fromisoformat(value)
+        except ValueError:
+            return datetime.datetime.fromtimestamp(0, datetime.UTC)
+        return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
+    return datetime.datetime.fromtimestamp(0, datetime.UTC)
+
+
+def openai_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    created = int(_pulled(model).timestamp())
+    return {"id": model["name"], "object": "model", "created": created, "owned_by": "kvd", "kvd": dict(model)}
+
+
+def openai_list(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"object": "list", "data": [openai_model(model) for model in found]}
+
+
+def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(model["name"])
+    return {"type": "model", "id": name, "display_name": name, "created_at": _pulled(model).isoformat()}
+
+
+def anthropic_list(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    listed = [anthropic_model(model) for model in found]
+    ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {"first_id": None, "last_id": None}
+    return {"data": listed, "has_more": False, **ends}

@@ -1,0 +1,48 @@
+"""Refusals that HTTP adds to the daemon's errors, and how any error looks to the client that asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvclient.errors import Busy, KvdError
+from kvclient.gateway.anthropic.errors import error_body as anthropic_body
+from kvclient.gateway.openai.errors import error_body as openai_body
+
+
+class Refused(KvdError):
+    """A request that never reaches the daemon. details: status (HTTP), code."""
+
+    code, exit_code, http_status = "refused", 65, 400
+
+
+def refused(status: int, code: str, message: str, **details: Any) -> Refused:
+    return Refused(message, status=status, code=code, **details)
+
+
+def not_found(path: str) -> Refused:
+    return refused(404, "not_found", f"there is no {path} here", path=path)
+
+
+def status_of(problem: KvdError) -> int:
+    return int(problem.details["status"]) if isinstance(problem, Refused) else problem.http_status
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path.startswith("/v1/messages")
+
+
+def error_json(problem: KvdError, path: str, request_id: str) -> bytes:
+    """The body of an error reply in the shape of the API that `path` belongs to."""
+    status = status_of(problem)
+    if speaks_anthropic(path):
+        return json.dumps(anthropic_body(problem, status, request_id), ensure_ascii=False).encode()
+    return json.dumps(openai_body(problem, status), ensure_ascii=False).encode()
+
+
+def error_headers(problem: KvdError) -> list[tuple[bytes, bytes]]:
+    if isinstance(problem, Busy):
+        return [(b"retry-after", b"1")]
+    if status_of(problem) == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    return []

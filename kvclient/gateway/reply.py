@@ -1,0 +1,139 @@
+"""One generation as an ASGI response: pumps the daemon's events into a shape, and ends the request when the client
+has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Final
+
+from starlette.types import Message, Receive, Scope, Send
+
+from kvclient.aio import AsyncClient
+from kvclient.errors import KvdError
+from kvclient.events import Completion, Event
+from kvclient.gateway.ask import Ask
+from kvclient.gateway.problems import error_headers, error_json, status_of
+from kvclient.gateway.shape import Shape
+from kvclient.gateway.source import events_of
+
+HOLD_S: Final = 1.5
+"""While a request only waits, the head of its stream is held back this long: until then an error has its HTTP status."""
+KEEP_ALIVE_S: Final = 1.0
+"""Least time between two keep-alives."""
+WAITING: Final = ("queued", "progress")
+Headers = list[tuple[bytes, bytes]]
+OnDone = Callable[[Ask, Completion], None]
+
+
+class Reply:
+    """Streams if the Ask says so. A client that goes away cancels the request, unless its text has ended already:
+    then it runs on to its end, so that the answer is stored."""
+
+    def __init__(self, client: AsyncClient, ask: Ask, shape: Shape, id: str, on_done: OnDone) -> None:
+        self._client = client
+        self._ask = ask
+        self._shape = shape
+        self._id = id
+        self._on_done = on_done
+        self._running = ask.n * len(ask.bodies)
+        """choices whose text has not ended"""
+        self._started = False
+        self._closed = False
+        self._wrote = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._run(scope["path"], send))
+        gone = asyncio.create_task(disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done() or self._running == 0:
+                await work
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _run(self, path: str, send: Send) -> None:
+        try:
+            async with aclosing(events_of(self._client, self._ask, self._id)) as events:
+                if self._ask.stream:
+                    await self._stream(events, send)
+                else:
+                    await self._whole(events, send)
+        except KvdError as problem:
+            await self._fail(problem, path, send)
+
+    async def _stream(self, events: AsyncGenerator[Event], send: Send) -> None:
+        began = time.monotonic()
+        async for event in events:
+            if event.kind in WAITING:
+                now = time.monotonic()
+                held = event.kind == "queued" and not self._started and now - began < HOLD_S
+                if held or (self._started and now - self._wrote < KEEP_ALIVE_S):
+                    continue
+                data = self._shape.keep_alive(event)
+                self._wrote = now
+            else:
+                data = self._take(event)
+            if not self._started:
+                await self._open(send, 200, b"text/event-stream; charset=utf-8", [(b"x-accel-buffering", b"no")])
+                data = self._shape.begin(event) + data
+            if data and not self._closed:
+                self._closed = self._shape.complete
+                await send({"type": "http.response.body", "body": data, "more_body": not self._closed})
+        if not self._closed:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _take(self, event: Event) -> bytes:
+        if event.done is not None:
+            self._running = 0
+            self._on_done(self._ask, event.done)
+            return self._shape.end(event.done)
+        if event.kind == "finish":
+            self._running -= 1
+        return self._shape.event(event)
+
+    async def _whole(self, events: AsyncGenerator[Event], send: Send) -> None:
+        async for event in events:
+            if event.kind == "finish":
+                self._running -= 1
+            if event.done is not None:
+                self._on_done(self._ask, event.done)
+                body = json.dumps(self._shape.whole(event.done), ensure_ascii=False).encode()
+                await self._open(send, 200, b"application/json", [(b"content-length", str(len(body)).encode())])
+                await send({"type": "http.response.body", "body": body})
+
+    async def _fail(self, problem: KvdError, path: str, send: Send) -> None:
+        if self._closed:
+            return
+        if self._started:
+            await send({"type": "http.response.body", "body": self._shape.fail(problem), "more_body": False})
+            return
+        await send_error(problem, path, self._id, send)
+
+    async def _open(self, send: Send, status: int, kind: bytes, more: Headers) -> None:
+        self._started = True
+        self._wrote = time.monotonic()
+        headers = [(b"content-type", kind), (b"cache-control", b"no-cache"), *more]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    message: Message = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()
+
+
+async def send_error(problem: KvdError, path: str, id: str, send: Send) -> None:
+    await send_body(send, status_of(problem), error_json(problem, path, id), error_headers(problem))
+
+
+async def send_body(send: Send, status: int, body: bytes, more: Headers | None = None) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *(more or [])]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

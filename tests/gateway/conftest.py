@@ -1,0 +1,58 @@
+"""A gateway on a port of its own over a fake daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the gateway needs the http extra")
+
+import uvicorn
+
+from kvclient.aio import AsyncClient
+from kvclient.gateway.app import build
+from kvclient.gateway.settings import Settings
+from tests.gateway.fake import FakeDaemon, Script, default_script
+
+
+@contextmanager
+def serving(path: Any, settings: Settings | None = None) -> Iterator[str]:
+    """A gateway for the daemon at `path`, in a thread. Gives its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    app = build(AsyncClient(path), settings or Settings())
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+        assert not thread.is_alive()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    url: str
+    daemon: FakeDaemon
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    with ExitStack() as stack:
+
+        def start(script: Script = default_script, settings: Settings | None = None) -> Served:
+            daemon = stack.enter_context(FakeDaemon(script))
+            return Served(stack.enter_context(serving(daemon.socket, settings)), daemon)
+
+        yield start

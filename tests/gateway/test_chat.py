@@ -1,0 +1,339 @@
+"""`/v1/chat/completions` through the official SDK."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvclient.errors import Busy, ContextLengthExceeded, Internal
+from tests.gateway.conftest import Served
+from tests.gateway.fake import STATS, done, speak
+
+Serve = Callable[..., Served]
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+
+
+def client(served: Served, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0, timeout=20, **options)
+
+
+def test_an_answer_has_text_usage_and_cached_tokens(serve: Serve) -> None:
+    served = serve()
+    reply = client(served).chat.completions.create(model="demo", messages=HELLO)
+    assert reply.choices[0].message.content == "Hello there"
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (40, 3, 43)
+    assert reply.usage.prompt_tokens_details.cached_tokens == 30
+    assert reply.model_extra is not None and reply.model_extra["kvd"]["stats"] == STATS
+
+
+def test_a_stream_joins_to_the_same_text_and_ends_with_usage(serve: Serve) -> None:
+    served = serve()
+    chunks = list(
+        client(served).chat.completions.create(
+            model="demo", messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello there"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 30  # type: ignore[union-attr]
+    assert all(c.usage is None for c in chunks[:-1])
+
+
+def test_the_finish_reason_goes_out_before_the_commit_and_only_usage_waits(serve: Serve) -> None:
+    committed = threading.Event()
+
+    def script(body: Any, model: str) -> Any:
+        yield "text", {"text": "yes", "index": 0}
+        yield "finish", {"index": 0, "finish_reason": "stop"}
+        yield committed
+        yield done("yes")
+
+    served = serve(script)
+    stream = client(served).chat.completions.create(
+        model="demo", messages=HELLO, stream=True, stream_options={"include_usage": True}
+    )
+    seen = []
+    for chunk in stream:
+        seen.append(chunk)
+        if chunk.choices and chunk.choices[0].finish_reason == "stop":
+            assert not committed.is_set()
+            committed.set()
+    assert seen[-1].usage is not None
+
+
+def test_without_usage_the_stream_is_complete_before_the_commit_and_the_request_still_runs_to_its_end(
+    serve: Serve,
+) -> None:
+    committed = threading.Event()
+
+    def script(body: Any, model: str) -> Any:
+        yield "text", {"text": "yes", "index": 0}
+        yield "finish", {"index": 0, "finish_reason": "stop"}
+        yield committed
+        yield done("yes")
+
+    served = serve(script)
+    with client(served) as sdk:
+        chunks = list(sdk.chat.completions.create(model="demo", messages=HELLO, stream=True))
+        assert chunks[-1].choices[0].finish_reason == "stop"
+    committed.set()
+    assert httpx.get(served.url + "/healthz").status_code == 200
+    assert served.daemon.cancelled == []
+
+
+def test_a_client_that_goes_away_cancels_its_request(serve: Serve) -> None:
+    never = threading.Event()
+
+    def script(body: Any, model: str) -> Any:
+        yield "text", {"text": "begin", "index": 0}
+        yield never
+
+    served = serve(script)
+    stream = client(served).chat.completions.create(model="demo", messages=HELLO, stream=True)
+    next(iter(stream))
+    stream.close()
+    assert served.daemon.cancel_seen.wait(10)
+
+
+def test_a_client_that_goes_away_while_it_waits_for_a_whole_answer_cancels_too(serve: Serve) -> None:
+    never = threading.Event()
+
+    def script(body: Any, model: str) -> Any:
+        yield "progress", {"done": 1, "total": 40, "cached": 0}
+        yield never
+
+    served = serve(script)
+    with pytest.raises(openai.APITimeoutError):
+        client(served).with_options(timeout=0.5).chat.completions.create(model="demo", messages=HELLO)
+    assert served.daemon.cancel_seen.wait(10)
+
+
+def test_prefill_sends_comments_that_sdks_skip(serve: Serve) -> None:
+    served = serve()
+    body = {"model": "demo", "messages": HELLO, "stream": True}
+    with httpx.stream("POST", served.url + "/v1/chat/completions", json=body, timeout=20) as reply:
+        text = reply.read().decode()
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert ": prefill 30/40 cached 30\n\n" in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_tool_calls_come_whole_and_streamed_alike(serve: Serve) -> None:
+    call = {"id": "call_1", "name": "weather", "arguments": '{"city": "Seoul"}'}
+
+    def script(body: Any, model: str) -> Any:
+        yield "text", {"text": "Let me look.", "index": 0}
+        yield "tool_call", {"index": 0, "call": call}
+        yield "tool_call", {"index": 0, "call": {**call, "id": "call_2"}}
+        yield "finish", {"index": 0, "finish_reason": "tool_calls"}
+        yield done("Let me look.", "tool_calls", tool_calls=[call, {**call, "id": "call_2"}])
+
+    served = serve(script)
+    sdk = client(served)
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    reply = sdk.chat.completions.create(model="demo", messages=HELLO, tools=tools, tool_choice=choice)
+    calls = reply.choices[0].message.tool_calls
+    assert calls is not None and [c.id for c in calls] == ["call_1", "call_2"]
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert served.daemon.asked[0]["tools"] == tools and served.daemon.asked[0]["tool_choice"] == choice
+    with sdk.chat.completions.stream(model="demo", messages=HELLO, tools=tools) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion().choices[0]
+    assert [c.to_dict()["function"] for c in final.message.tool_calls or ()] != []
+    assert [json.loads(c.function.arguments) for c in final.message.tool_calls or ()] == [{"city": "Seoul"}] * 2
+    assert final.message.content == "Let me look." and final.finish_reason == "tool_calls"
+
+
+def test_history_with_tool_calls_and_parts_reaches_the_daemon_as_text_messages(serve: Serve) -> None:
+    served = serve()
+    messages: Any = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant", "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    client(served).chat.completions.create(model="demo", messages=messages)
+    assert served.daemon.asked[0]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant", "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+    ]
+
+
+def test_reasoning_is_apart_from_text_streamed_or_not(serve: Serve) -> None:
+    def script(body: Any, model: str) -> Any:
+        yield "reasoning", {"text": "hm ", "index": 0}
+        yield "reasoning", {"text": "so", "index": 0}
+        yield "text", {"text": "42", "index": 0}
+        yield "finish", {"index": 0, "finish_reason": "stop"}
+        yield done("42", reasoning="hm so")
+
+    sdk = client(serve(script))
+    whole: Any = sdk.chat.completions.create(model="demo", messages=HELLO).choices[0].message
+    assert (whole.content, whole.reasoning_content) == ("42", "hm so")
+    chunks: Any = list(sdk.chat.completions.create(model="demo", messages=HELLO, stream=True))
+    assert "".join(getattr(c.choices[0].delta, "reasoning_content", None) or "" for c in chunks) == "hm so"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "42"
+
+
+def test_options_reach_the_daemon_under_its_names(serve: Serve) -> None:
+    served = serve()
+    client(served).chat.completions.create(
+        model="demo", messages=HELLO, temperature=0.5, top_p=0.9, seed=7, stop="END", max_completion_tokens=5,
+        presence_penalty=0.1, frequency_penalty=0.2, logit_bias={"5": -100}, user="me", reasoning_effort="low",
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+        extra_body={"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "cache": "read", "priority": "background"},
+    )  # fmt: skip
+    asked = served.daemon.asked[0]
+    assert asked.pop("messages") == [{"role": "user", "content": "Hi"}]
+    assert asked == {
+        "temperature": 0.5, "top_p": 0.9, "seed": 7, "stop": ["END"], "max_tokens": 5, "presence_penalty": 0.1,
+        "frequency_penalty": 0.2, "logit_bias": {"5": -100.0}, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1,
+        "cache": "read", "priority": "background", "template_kwargs": {"reasoning_effort": "low"},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+    }  # fmt: skip
+
+
+def test_structured_output_is_parsed_by_the_sdk(serve: Serve) -> None:
+    from pydantic import BaseModel
+
+    class Point(BaseModel):
+        x: int
+
+    served = serve(lambda body, model: speak('{"x": 3}'))
+    reply = client(served).chat.completions.parse(model="demo", messages=HELLO, response_format=Point)
+    assert reply.choices[0].message.parsed == Point(x=3)
+    assert served.daemon.asked[0]["response_format"]["json_schema"]["schema"]["properties"]["x"]["type"] == "integer"
+
+
+def test_logprobs_hold_tokens_bytes_and_alternatives(serve: Serve) -> None:
+    one = {"id": 5, "token": "é", "logprob": -0.5, "top": [{"id": 5, "token": "é", "logprob": -0.5}]}
+
+    def script(body: Any, model: str) -> Any:
+        assert body["logprobs"] is True and body["top_logprobs"] == 1
+        yield "text", {"text": "é", "index": 0, "logprobs": [one]}
+        yield "finish", {"index": 0, "finish_reason": "stop"}
+        yield done("é")
+
+    sdk = client(serve(script))
+    whole = sdk.chat.completions.create(model="demo", messages=HELLO, logprobs=True, top_logprobs=1).choices[0]
+    assert whole.logprobs is not None and whole.logprobs.content is not None
+    token = whole.logprobs.content[0]
+    assert (token.token, token.logprob, token.bytes) == ("é", -0.5, [0xC3, 0xA9])
+    assert token.top_logprobs[0].token == "é"
+    chunks = list(
+        sdk.chat.completions.create(model="demo", messages=HELLO, logprobs=True, top_logprobs=1, stream=True)
+    )
+    found = [c.choices[0].logprobs.content for c in chunks if c.choices[0].logprobs]
+    assert found[0] is not None and found[0][0].token == "é"
+
+
+def test_n_choices_are_told_apart(serve: Serve) -> None:
+    def script(body: Any, model: str) -> Any:
+        assert body["n"] == 2
+        yield "text", {"text": "b", "index": 1}
+        yield "text", {"text": "a", "index": 0}
+        yield "finish", {"index": 1, "finish_reason": "length"}
+        yield "finish", {"index": 0, "finish_reason": "stop"}
+        choices = [
+            {"index": 0, "text": "a", "finish_reason": "stop"}, {"index": 1, "text": "b", "finish_reason": "length"}
+        ]
+        yield "done", {"choices": choices, "stats": STATS}
+
+    sdk = client(serve(script))
+    whole = sdk.chat.completions.create(model="demo", messages=HELLO, n=2)
+    assert [(c.message.content, c.finish_reason) for c in whole.choices] == [("a", "stop"), ("b", "length")]
+    chunks = list(sdk.chat.completions.create(model="demo", messages=HELLO, n=2, stream=True))
+    texts = {0: "", 1: ""}
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "status"),
+    [
+        (ContextLengthExceeded("too long: 9 of 8", prompt=9, limit=8, reusable_prefix=0), openai.BadRequestError, 400),
+        (Busy("64 wait", waiting=64, limit=64), openai.RateLimitError, 429),
+        (Internal("oh"), openai.InternalServerError, 500),
+    ],
+)
+def test_errors_of_the_daemon_have_their_status_also_when_streaming(
+    serve: Serve, problem: Any, kind: type[openai.APIStatusError], status: int
+) -> None:
+    sdk = client(serve(lambda body, model: [("queued", {"position": 0}), problem]))
+    for stream in (False, True):
+        with pytest.raises(kind) as caught:
+            sdk.chat.completions.create(model="demo", messages=HELLO, stream=stream)
+        assert caught.value.status_code == status
+        assert caught.value.body["message"] == problem.message  # type: ignore[index]
+        assert caught.value.body.get("details", {}) == problem.details  # type: ignore[union-attr]
+
+
+def test_an_error_after_the_first_token_ends_the_stream_with_it(serve: Serve) -> None:
+    sdk = client(serve(lambda body, model: [("text", {"text": "a", "index": 0}), Internal("the worker died")]))
+    with pytest.raises(openai.APIError, match="the worker died"):
+        list(sdk.chat.completions.create(model="demo", messages=HELLO, stream=True))
+
+
+def test_an_unknown_model_is_not_found(serve: Serve) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client(serve()).chat.completions.create(model="nope", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0]."),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 99.0}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"n": 100000000}, "n"),
+        ({"stop": [""]}, "stop"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"stream_options": 3}, "stream_options"),
+        ({"max_tokens": -1}, "max_tokens"),
+    ],
+)
+def test_a_bad_field_is_refused_by_name_before_anything_is_asked(serve: Serve, change: Any, field: str) -> None:
+    served = serve()
+    body = {"model": "demo", "messages": HELLO, **change}
+    reply = httpx.post(served.url + "/v1/chat/completions", json=body, timeout=20)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert str(error["param"]).startswith(field), error
+    assert served.daemon.asked == []
+
+
+def test_fields_without_a_meaning_here_are_named_in_the_reply(serve: Serve) -> None:
+    body = {"model": "demo", "messages": HELLO, "parallel_tool_calls": True, "frobnicate": 1, "user": "me"}
+    reply = httpx.post(serve().url + "/v1/chat/completions", json=body, timeout=20).json()
+    assert reply["kvd"]["ignored"] == ["frobnicate", "parallel_tool_calls"]

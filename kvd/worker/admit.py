@@ -1,0 +1,221 @@
+"""From the queue to the pool: what memory holds of a prompt, what the store adds, and where its rows go.
+
+Engine thread only. A choice leaves here in stage PREFILLING with a sequence, or waits in LOADING for the store.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvd.cache.chain import chains, salted
+from kvd.cache.layout import KVLayout
+from kvd.cache.paged import PagedCache
+from kvd.cache.results import Match, PoolFull
+from kvd.messages import LookedUp, Lookup, Touched
+from kvd.worker import report
+from kvd.worker.fetch import CHEAPER, Fetcher
+from kvd.worker.outbox import Outbox
+from kvd.worker.params import Params
+from kvd.worker.planner import Rates
+from kvd.worker.request import Choice, Request, nothing
+from kvd.worker.restore import Readers
+from kvd.worker.sampler import Drawer
+from kvd.worker.scheduler import GRID, Stage, common_prefix
+from kvd.worker.spill import Spill
+from kvd.worker.text import Answer, Tokenizer
+
+ROOM_AHEAD = 1024
+"""tokens of an answer for which room is looked for next to its prompt, however long it may become"""
+
+
+class Admission:
+    """Decides nothing about order: the scheduler has said who comes next."""
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        layout: KVLayout,
+        readers: Readers,
+        spill: Spill,
+        outbox: Outbox,
+        rates: Rates,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._cache = cache
+        self._spill = spill
+        self._outbox = outbox
+        self._tokenizer = tokenizer
+        self._questions = itertools.count(1)
+        self._answers: dict[int, Callable[[LookedUp], None]] = {}
+        self.fetcher = Fetcher(cache, layout, readers, outbox, rates, self._fetched)
+
+    @staticmethod
+    def namespace(base: bytes, params: Params, id: str) -> bytes:
+        """Where a request's blocks are known: its salt's twin of the model's namespace; a place of its own if it is to
+        leave no trace."""
+        space = salted(base, params.salt)
+        return space if params.reads else salted(space, f"off {id}")
+
+    def first_choice(self, request: Request) -> Choice:
+        params = request.prompt.params
+        return Choice(
+            request=request,
+            index=0,
+            target=list(request.tokens),
+            drawer=Drawer(params.sampling, 0, request.tokens),
+            answer=Answer(self._tokenizer, params.stop, request.prompt.format),
+        )
+
+    # --- asking the front
+
+    def ask(self, choice: Choice) -> None:
+        """Ask what the store has of a choice's target. Also for prompts that memory holds: the answer says what of it
+        is still durable, and counts as a use."""
+        if choice.request.prompt.params.reads:
+            choice.asked, choice.found = True, None
+            self._ask(choice.request.namespace, choice.target, lambda answer: self._answered(choice, answer))
+
+    def _ask(self, namespace: bytes, tokens: Sequence[int], handle: Callable[[LookedUp], None]) -> None:
+        number = next(self._questions)
+        known = tuple(bytes(chain) for chain in chains(namespace, tokens, self._cache.block_size))
+
+        def answered(answer: LookedUp) -> None:
+            self._spill.known(known, len(answer.hits))
+            handle(answer)
+
+        self._answers[number] = answered
+        self._outbox.tell(Lookup(number, namespace, known, namespace, tuple(tokens)))
+
+    def looked_up(self, answer: LookedUp) -> None:
+        """The front's answer to a Lookup."""
+        handle = self._answers.pop(answer.q, None)
+        if handle is not None:
+            handle(answer)
+
+    def _answered(self, choice: Choice, answer: LookedUp) -> None:
+        choice.found = answer
+        if choice.stage is not Stage.LOADING or choice.seq is not None:
+            return
+        try:
+            self._place(choice, self._match(choice))
+        except PoolFull:
+            choice.stage = Stage.WAITING
+
+    # --- admission
+
+    def admit(self, choice: Choice, others: Sequence[Choice], now: float) -> bool:
+        """Give a waiting choice its rows. False: it has to wait for another that computes the same prefix now.
+        Raises PoolFull; then nothing has changed."""
+        match = self._match(choice)
+        choice.follows = next((other for other in others if self._computes_more(other, choice, match.rows)), None)
+        if choice.follows is not None:
+            return False
+        if not choice.asked:
+            self.ask(choice)
+        if choice.asked and choice.found is None and match.rows < len(choice.target) - 1:
+            choice.stage = Stage.LOADING
+        else:
+            self._place(choice, match)
+        if choice.request.times.admitted is None:
+            choice.request.times.admitted = now
+        return True
+
+    @staticmethod
+    def _computes_more(other: Choice, choice: Choice, rows: int) -> bool:
+        """`other` is about to compute rows that `choice` needs and that nobody has yet."""
+        if other is choice or not choice.is_behind(other):
+            return False
+        return min(common_prefix(choice.target, other.target), len(other.target) - 1) - rows >= GRID
+
+    def _match(self, choice: Choice) -> Match:
+        if not choice.request.prompt.params.reads and not choice.started:
+            return nothing(choice.request.namespace, self._cache.block_size)
+        return self._cache.match(choice.target, choice.request.namespace)
+
+    def _place(self, choice: Choice, match: Match) -> None:
+        """A sequence for a choice: the blocks of memory, and behind them landings for what the store adds."""
+        found, request = choice.found, choice.request
+        if found is not None and self.fetcher.gain(match, found):
+            if self.fetcher.worth(match, found):
+                full = match.full_blocks()
+                self._open(choice, full)
+                try:
+                    self.fetcher.start(choice, full, found)
+                except PoolFull:
+                    self._close(choice)
+                    raise
+                choice.stage = Stage.LOADING
+                return
+            request.miss_reason = CHEAPER
+        self._open(choice, match)
+        self._begin(choice, choice.from_memory)
+
+    def _open(self, choice: Choice, match: Match) -> None:
+        ahead = min(choice.request.prompt.params.max_tokens, ROOM_AHEAD)
+        choice.seq = self._cache.open(choice.target, match, choice.request.namespace, len(choice.target) + ahead)
+        choice.from_memory = choice.seq.rows
+        if match.blocks:
+            used = tuple(bytes(entry.chain) for entry in match.blocks)
+            self._outbox.tell(Touched(choice.request.namespace, used))
+
+    def _close(self, choice: Choice) -> None:
+        if choice.seq is not None:
+            choice.seq.close()
+            choice.seq = None
+
+    def _fetched(self, choice: Choice, reason: str, again: bool) -> None:
+        """All of a restore has landed or failed."""
+        if choice.stage is not Stage.LOADING or choice.seq is None:
+            return  # it was cancelled meanwhile; memory keeps what came
+        request = choice.request
+        if again and not choice.looked_again:
+            choice.looked_again = True
+            self._close(choice)
+            self.ask(choice)
+            return
+        if reason:
+            request.miss_reason = reason
+        self._begin(choice, choice.from_memory)
+
+    def _begin(self, choice: Choice, memory: int) -> None:
+        """The first `memory` rows of the sequence came from memory, the rest of what it has from the store."""
+        request, cost = choice.request, choice.request.cost
+        choice.stage = Stage.PREFILLING
+        if choice.started:
+            return
+        cached = min(choice.rows, len(request.tokens) - 1)
+        stored = max(cached - max(memory, cost.high), 0)
+        cost.ssd += stored
+        cost.memory += max(cached - cost.high, 0) - stored
+        cost.high = max(cost.high, cached)
+        match = self._match(choice)
+        if match.rows == choice.rows:
+            request.divergence = report.divergence(self._tokenizer, request.tokens, match.rows, match.stored_token)
+        request.miss_reason = report.miss_reason(request, cached)
+
+    # --- explain
+
+    def explain(self, request: Request) -> None:
+        """What of a prompt is cached, and where it leaves what is stored. Computes nothing."""
+        match = self._cache.match(request.tokens, request.namespace)
+        self._ask(request.namespace, request.tokens, lambda answer: self._explained(request, match, answer))
+
+    def _explained(self, request: Request, match: Match, answer: LookedUp) -> None:
+        total, tokens = len(request.tokens), request.tokens
+        rows = max(self.fetcher.gain(match, answer), match.rows)
+        request.cost.memory, request.cost.ssd = match.rows, rows - match.rows
+        if rows == match.rows:
+            stored = match.stored_token
+        else:
+            stored = self.fetcher.stored_token(answer, total - len(answer.hits) * self._cache.block_size)
+        request.divergence = report.divergence(self._tokenizer, tokens, rows, stored)
+        body: dict[str, Any] = {
+            "prompt_tokens": total,
+            "cached_memory_tokens": request.cost.memory,
+            "cached_ssd_tokens": request.cost.ssd,
+            "first_divergence": request.divergence,
+            "miss_reason": report.miss_reason(request, rows),
+        }
+        self._outbox.event("result", request.id, body)

@@ -1,0 +1,192 @@
+"""From memory to SSD in the background: finished blocks are written while the engine computes on.
+
+The life of a block here: offered -> reserve asked -> reserved -> written (temp, fsync, rename) -> committed. Only the
+front's `committed` makes it durable. What is refused or dropped is counted by reason and stays in memory only.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import queue
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from kvd.cache.hostmem import HostBlock
+from kvd.cache.layout import SAFETENSORS_NAMES, KVLayout
+from kvd.cache.results import Published
+from kvd.messages import Abandon, Committed, Reserve, Reserved, Written
+from kvd.store.base import STORED
+from kvd.store.files import Files
+from kvd.store.shard import ShardHeader, TensorSpec, file_bytes, store_shard
+from kvd.worker.outbox import Outbox
+
+REMEMBERED: Final = 1 << 18
+"""chains known to be durable; forgetting one costs a refused reserve"""
+
+
+class State(Enum):
+    UNKNOWN = "unknown"
+    PENDING = "pending"
+    DURABLE = "durable"
+
+
+@dataclass(slots=True)
+class _Job:
+    header: ShardHeader
+    host: HostBlock
+    nbytes: int
+    reservation: Reserved | None = None
+
+
+class Spill:
+    """Thread-safe. The engine offers, the link's thread reports answers, one thread of its own writes."""
+
+    def __init__(
+        self,
+        files: Files,
+        layout: KVLayout,
+        outbox: Outbox,
+        settled: Callable[[bytes], None],
+        *,
+        max_pending: int,
+        durable: bool = True,
+    ) -> None:
+        """`settled(chain)` is called on any thread when a pending block became durable or will not. `max_pending` bytes
+        of blocks may wait for the disk; beyond it they are dropped from this queue, never waited for."""
+        self._files = files
+        self._layout = layout
+        self._outbox = outbox
+        self._settled = settled
+        self._max_pending = max_pending
+        self._durable_writes = durable
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._asked: dict[int, _Job] = {}
+        self._written: dict[int, _Job] = {}
+        self._pending: dict[bytes, _Job] = {}
+        self._durable: OrderedDict[bytes, None] = OrderedDict()
+        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.pending_bytes = 0
+        self.counters: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
+        self._thread.start()
+
+    def state(self, chain: bytes) -> State:
+        with self._lock:
+            if chain in self._pending:
+                return State.PENDING
+            return State.DURABLE if chain in self._durable else State.UNKNOWN
+
+    def offer(self, block: Published, preview: str, host: Callable[[Published], HostBlock | None]) -> bool:
+        """Write `block` unless it is stored or on its way. False: dropped (`counters` says why). `host` is called on
+        this thread, only if the block is to be written; it returns None for a block that memory has lost."""
+        rows = len(block.tokens)
+        header = ShardHeader(
+            block.namespace, block.chain, block.parent, block.tokens, block.start, self._layout.describe(),
+            tensor_specs(self._layout, rows), preview,
+        )  # fmt: skip
+        nbytes = file_bytes(header)
+        with self._lock:
+            if block.chain in self._pending or block.chain in self._durable:
+                return True
+            if self.pending_bytes + nbytes > self._max_pending:
+                self.counters["slow_disk"] += 1
+                return False
+        bytes_of = host(block)
+        if bytes_of is None:
+            self.counters["evicted"] += 1
+            return False
+        job = _Job(header, bytes_of, nbytes)
+        number = next(self._numbers)
+        with self._lock:
+            self.pending_bytes += nbytes
+            self._asked[number] = job
+            self._pending[block.chain] = job
+        self._outbox.tell(
+            Reserve(number, block.namespace, block.chain, block.parent, block.tokens, block.start, nbytes, preview)
+        )
+        return True
+
+    def known(self, chains: Sequence[bytes], hits: int) -> None:
+        """A lookup found the first `hits` of `chains` in the store; the rest are not there (any more)."""
+        with self._lock:
+            for place, chain in enumerate(chains):
+                if place < hits:
+                    self._remember(chain)
+                else:
+                    self._durable.pop(chain, None)
+
+    def reserved(self, answer: Reserved) -> None:
+        """The front's answer to a Reserve."""
+        with self._lock:
+            job = self._asked.pop(answer.q, None)
+        if job is None:
+            return
+        if answer.ok:
+            job.reservation = answer
+            self._work.put(job)
+        else:
+            self._end(job, answer.reason)
+
+    def committed(self, answer: Committed) -> None:
+        """What the front made durable, or did not."""
+        for item in answer.items:
+            with self._lock:
+                job = self._written.pop(item.reservation, None)
+            if job is not None:
+                self._end(job, "" if item.ok else item.reason)
+
+    def close(self) -> None:
+        """Ends the writing thread after what it has been given."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._work.get()) is not None:
+            self._write(job)
+
+    def _write(self, job: _Job) -> None:
+        place = job.reservation
+        assert place is not None
+        try:
+            size, checksum = store_shard(
+                self._files, place.temp, place.final, job.header, job.host.buffers(), durable=self._durable_writes
+            )
+        except OSError as problem:
+            reason = "no_space" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "write_failed"
+            self._outbox.tell(Abandon(place.reservation, reason))
+            self._end(job, reason)
+            return
+        job.host.release()
+        with self._lock:
+            self._written[place.reservation] = job
+        self._outbox.tell(Written(place.reservation, checksum, size))
+
+    def _end(self, job: _Job, reason: str) -> None:
+        job.host.release()
+        stored = not reason or reason in STORED
+        with self._lock:
+            self._pending.pop(job.header.chain, None)
+            self.pending_bytes -= job.nbytes
+            self.counters["stored" if not reason else reason] += 1
+            if stored:
+                self._remember(job.header.chain)
+        self._settled(job.header.chain)
+
+    def _remember(self, chain: bytes) -> None:
+        self._durable[chain] = None
+        self._durable.move_to_end(chain)
+        if len(self._durable) > REMEMBERED:
+            self._durable.popitem(last=False)
+
+
+def tensor_specs(layout: KVLayout, rows: int) -> tuple[TensorSpec, ...]:
+    """The tensors of a block of `rows` rows, in the layout's order."""
+    return tuple(
+        TensorSpec(part.name, SAFETENSORS_NAMES[part.dtype], (part.heads, rows, part.width)) for part in layout.parts
+    )

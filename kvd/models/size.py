@@ -17,10 +17,12 @@ from kvd.models.tensors import BITS, TensorSpec, read_specs
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes. `stored`: as in the files; `dense`: every weight as float32; `largest`: the greatest dense tensor."""
+    """Bytes. `stored`: as in the files. `dense`: every weight as float32. `kept`: as stored, but with the scales of
+    quantised matrices and all vectors as float32, which the CPU backend needs. `largest`: the greatest dense tensor."""
 
     stored: int
     dense: int
+    kept: int
     largest: int
 
 
@@ -30,7 +32,14 @@ def sizes(folder: Path) -> Sizes:
     specs = {spec.name: spec for file in weight_files(folder) for spec in read_specs(file)}
     stored = sum(spec.nbytes for spec in specs.values())
     elements = [_dense_elements(spec, specs, config) for spec in specs.values()]
-    return Sizes(stored, 4 * sum(elements), 4 * max(elements, default=0))
+    widened = sum(4 * spec.elements - spec.nbytes for spec in specs.values() if _widened(spec, specs))
+    return Sizes(stored, 4 * sum(elements), stored + widened, 4 * max(elements, default=0))
+
+
+def _widened(spec: TensorSpec, specs: dict[str, TensorSpec]) -> bool:
+    base, _, kind = spec.name.rpartition(".")
+    half = spec.dtype in ("F16", "BF16")
+    return half and (len(spec.shape) == 1 or (kind in ("scales", "biases") and f"{base}.weight" in specs))
 
 
 def _dense_elements(spec: TensorSpec, specs: dict[str, TensorSpec], config: dict[str, Any]) -> int:

@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from kvd.cli.daemon import running
 from kvd.cli.output import console, print_json, table
 from kvd.config import Config, load
 from kvd.settings import Setting, settings
@@ -79,9 +80,7 @@ def toml_value(setting: Setting) -> str:
 
 
 def _reload(as_json: bool) -> int:
-    from kvclient import Client
-
-    with Client() as client:
+    with running() as client:
         answer: dict[str, Any] = client.reload()
     if as_json:
         print_json(answer)

@@ -10,8 +10,8 @@ import json
 import time
 from typing import Any
 
-from kvclient import Client
 from kvclient.errors import Unreachable
+from kvd.cli.daemon import running
 from kvd.cli.output import console, print_json, table
 from kvd.home import Home
 from kvd.units import format_age, format_size
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        with Client() as client:
+        with running() as client:
             models = client.models()
     except Unreachable:
         models = on_disk(Home.default())

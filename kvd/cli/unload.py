@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from kvclient import Client
+from kvd.cli.daemon import running
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Client() as client:
+    with running() as client:
         client.unload(args.model)
     print(f"{args.model} unloaded")
     return 0

@@ -8,8 +8,9 @@ import resource
 import stat
 from importlib import metadata
 
-from kvclient import paths
+from kvclient import __version__, paths
 from kvclient.errors import KvdError, Unreachable
+from kvd.cli.daemon import running
 from kvd.config import Config
 from kvd.doctor.finding import Finding, fail, ok, warn
 from kvd.front import memory as ledger
@@ -91,10 +92,8 @@ def service(manager: Manager) -> Finding:
 
 def daemon() -> list[Finding]:
     """The running daemon's own view: its version, and what its models reported at load."""
-    from kvclient import Client, __version__
-
     try:
-        with Client() as client:
+        with running() as client:
             status = client.status()
     except Unreachable:
         return [ok("daemon", "not running; start it with `kvd serve`")]
@@ -106,7 +105,7 @@ def daemon() -> list[Finding]:
         if version == __version__
         else warn("daemon", f"runs version {version}, this is {__version__}", "restart it: kvd stop, then kvd serve")
     ]
-    for worker in status.get("workers", []):
-        for warning in worker.get("warnings", []):
-            found.append(warn(f"model {worker.get('model', '?')}", str(warning), "see `kvd logs --workers`"))
+    for model in status.get("models", []):
+        for warning in model.get("warnings", []):
+            found.append(warn(f"model {model['name']}", str(warning), "see `kvd logs --workers`"))
     return found

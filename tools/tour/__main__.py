@@ -59,15 +59,15 @@ def home_of_tour() -> Iterator[Path]:
         with short_home(demo_models()) as home:
             yield home
         return
-    home = Home.default()
-    home.create()
-    if pid := holder(home):
-        raise RuntimeError(f"process {pid} uses {home.root}; stop it, or unset KVD_HOME")
-    if not (home.models / MODEL / "kvd.json").exists():
+    own = Home.default()
+    own.create()
+    if pid := holder(own):
+        raise RuntimeError(f"process {pid} uses {own.root}; stop it, or unset KVD_HOME")
+    if not (own.models / MODEL / "kvd.json").exists():
         from kvd.models.pull import pull
 
-        pull(MODEL, home.root, say=say)
-    yield home.root
+        pull(MODEL, own.root, say=say)
+    yield own.root
 
 
 def tour(home: Path, say: Say) -> tuple[list[Row], dict[str, Asked]]:

@@ -1,0 +1,142 @@
+"""`status` as people read it: one page of tables, shared by `kvd status` and `kvd top`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvd.cli.output import table, tokens
+from kvd.units import format_age, format_size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Status = Mapping[str, Any]
+
+
+def page(status: Status, rates: Mapping[str, float] | None = None) -> RenderableType:
+    """The whole view. `rates`: rows fed per second by model, known only between two samples."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(line) for line in head(status)]
+    if status.get("models"):
+        columns = ["MODEL", "STATE", "KV", "MEMORY", "POOL", "IN USE", "CACHED", "LIVE", "WAITING"]
+        numbers = columns[3:]
+        if rates is not None:
+            columns, numbers = [*columns, "ROWS/S"], [*numbers, "ROWS/S"]
+        rows = [model_row(status, model, rates) for model in status["models"]]
+        parts += [Text(), table(columns, rows, right=numbers)]
+    if status.get("requests"):
+        rows = [request_row(request) for request in status["requests"]]
+        parts += [Text(), table(["REQUEST", "VERB", "MODEL", "STAGE", "PROGRESS", "AGE"], rows, right=["AGE"])]
+    notes = problems(status)
+    if notes:
+        parts += [Text(), *(Text(note, style="yellow") for note in notes)]
+    return Group(*parts)
+
+
+def head(status: Status) -> list[str]:
+    """Version and age, memory, store, and what was not computed so far."""
+    memory = status.get("memory", {})
+    lines = [
+        f"kvd {status.get('version', '?')}  pid {status.get('pid', '?')}  up {format_age(status.get('uptime_s', 0))}"
+        f"  {status.get('home', '')}",
+        f"memory   {format_size(memory.get('used_bytes', 0))} of {format_size(memory.get('budget_bytes', 0))}",
+        f"store    {store_line(status.get('store', {}))}",
+        f"reuse    {reuse_line(prompt_tokens(status))}",
+    ]
+    return lines
+
+
+def store_line(store: Mapping[str, Any]) -> str:
+    if store.get("problem"):
+        return f"off: {store['problem']}"
+    text = f"{format_size(store.get('bytes', 0))} of {format_size(store.get('limit_bytes', 0))}"
+    if "blocks" in store:
+        text += f", {tokens(store['blocks'])} blocks"
+    if "written_today_bytes" in store:
+        text += f", {format_size(store['written_today_bytes'])} written today"
+    if store.get("endurance_per_year") is not None:
+        text += f" ({100 * store['endurance_per_year']:.1f} % of the drive's endurance per year)"
+    return text
+
+
+def prompt_tokens(status: Status) -> dict[str, int]:
+    """Prompt tokens since the start: cached_memory, cached_ssd, computed."""
+    for metric in status.get("metrics", []):
+        if metric["name"] == "kvd_prompt_tokens_total":
+            return {str(source): int(count) for source, count in metric["values"].items()}
+    return {}
+
+
+def reuse_line(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    if not total:
+        return "no prompt yet"
+    memory, ssd = counts.get("cached_memory", 0), counts.get("cached_ssd", 0)
+    return (
+        f"{100 * (memory + ssd) / total:.0f} % of {tokens(total)} prompt tokens were cached"
+        f" ({tokens(memory)} in memory, {tokens(ssd)} on SSD), {tokens(counts.get('computed', 0))} computed"
+    )
+
+
+def model_row(status: Status, model: Mapping[str, Any], rates: Mapping[str, float] | None) -> list[str]:
+    name = str(model["name"])
+    held = status.get("memory", {}).get("by_model", {}).get(name)
+    total = model.get("blocks_total")
+    cells = [
+        name + (" (pinned)" if model.get("pinned") else ""),
+        str(model.get("state", "")),
+        str(model.get("kv_precision") or model.get("kv") or "") if model.get("pid") else "",
+        format_size(held) if held else "",
+        format_size(model["pool_bytes"]) if model.get("pool_bytes") else "",
+        share(model.get("blocks_live"), total),
+        share(model.get("blocks_cached"), total),
+        str(model.get("live", "")) if model.get("pid") else "",
+        str(model.get("waiting", "")) if model.get("pid") else "",
+    ]
+    if rates is not None:
+        cells.append(f"{rates[name]:,.0f}" if rates.get(name) else "")
+    return cells
+
+
+def share(part: int | None, total: int | None) -> str:
+    return f"{100 * part / total:.0f} %" if part is not None and total else ""
+
+
+def request_row(request: Mapping[str, Any]) -> list[str]:
+    return [
+        str(request["id"])[:12],
+        str(request.get("kind", "")),
+        str(request.get("model", "")),
+        str(request.get("stage", "")),
+        progress_cell(request),
+        format_age(request.get("age_s", 0)),
+    ]
+
+
+def progress_cell(request: Mapping[str, Any]) -> str:
+    if queued := request.get("queued"):
+        return f"place {int(queued.get('position', 0)) + 1} in the line"
+    if progress := request.get("progress"):
+        done, total = int(progress.get("done", 0)), max(1, int(progress.get("total", 1)))
+        filled = 20 * done // total
+        bar = "█" * filled + "░" * (20 - filled)
+        return f"{bar} {tokens(done)} of {tokens(total)} ({tokens(progress.get('cached', 0))} cached)"
+    return ""
+
+
+def problems(status: Status) -> list[str]:
+    """What someone should look at: models that are down or crashed, warnings of workers, a full connection gate."""
+    notes = []
+    for model in status.get("models", []):
+        if model.get("state") == "down":
+            notes.append(f"{model['name']} crashed too often and stays down; see {model.get('log', 'its log')},"
+                         f" then `kvd load {model['name']}`")  # fmt: skip
+        elif model.get("crashes"):
+            notes.append(f"{model['name']} crashed {model['crashes']} times lately; see `kvd logs --workers`")
+        notes += [f"{model['name']}: {warning}" for warning in model.get("warnings", [])]
+    if status.get("clients", {}).get("gated"):
+        notes.append("too many connections: new ones wait")
+    return notes

@@ -22,11 +22,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["show", "doc", "reload"])
     parser.add_argument("--config", type=Path, metavar="FILE", help="another file than kvd.toml in the home")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--markdown", action="store_true", help="with doc: the table of the README")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.what == "doc":
-        print(document(), end="")
+        print(markdown() if args.markdown else document(), end="")
         return 0
     if args.what == "reload":
         return _reload(args.json)
@@ -67,6 +68,20 @@ def document() -> str:
         note = "" if setting.key.live else " (restart)"
         lines.append(f"# {setting.key.doc}{note}")
         lines.append(f"# {setting.name} = {toml_value(setting)}")
+    return "\n".join(lines) + "\n"
+
+
+def markdown() -> str:
+    """The same as a table; keys that a reload applies are marked."""
+    lines = ["| key | values | default | live | meaning |", "|---|---|---|---|---|"]
+    section = ""
+    for setting in settings():
+        if setting.section != section:
+            section = setting.section
+            lines.append(f"| **[{section}]** | | | | |")
+        values = setting.key.kind.name.replace("|", "\\|")
+        live = "yes" if setting.key.live else ""
+        lines.append(f"| `{setting.name}` | {values} | `{toml_value(setting)}` | {live} | {setting.key.doc} |")
     return "\n".join(lines) + "\n"
 
 

@@ -238,7 +238,7 @@ def replace_whole(files: Files, path: str, data: bytes, durable: bool = True) ->
 
 
 def discard(files: Files, path: str) -> None:
-    """Remove what a failure left; a second failure must not hide the first, and a leftover is found at the next start."""
+    """Remove what a failure left. A second failure must not hide the first; a leftover is found at the next start."""
     with contextlib.suppress(OSError):
         files.unlink(path)
 

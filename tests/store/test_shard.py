@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from kvd.store.files import RealFiles
 from kvd.store.shard import Expected, ShardDamaged, ShardHeader, ShardReader, read_shard, store_shard, write_shard
-from tests.store.blocks import empty_like, header, payload
+from torments.blocks import empty_like, header, payload
 
 FILES = RealFiles()
 BLOCK = header([5, 6, 7, 0])

@@ -1,0 +1,111 @@
+"""Shards without a row: read their headers and give them one. A rebuild adopts everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+
+from kvd.store.core import Core
+from kvd.store.header import Parsed, ShardDamaged
+from kvd.store.index import Batch
+from kvd.store.kv import IndexFailed
+from kvd.store.scan import Lying
+from kvd.store.shard import read_header
+from kvd.store.table import Slot
+
+BATCH = 256
+"""shards per transaction"""
+
+
+def adopt(core: Core, orphans: Iterable[Lying], progress: Callable[[int], None] | None = None) -> int:
+    """Give rows to shards whose headers check out (their data is checked when it is read); returns how many.
+
+    The rest is quarantined, collected (old formats) or, if it vanished, forgotten. Raises OSError, IndexFailed: what is
+    not adopted yet stays an orphan."""
+    waiting = list(orphans)
+    done = 0
+    for at in range(0, len(waiting), BATCH):
+        part = waiting[at : at + BATCH]
+        found = [(lying, parsed) for lying in part if (parsed := _readable(core, lying)) is not None]
+        if core.limits.durable:
+            for namespace in {lying.namespace for lying, _ in found}:
+                core.files.fsync_dir(core.tree.namespace(namespace))
+        slots = [(slot_of(parsed, lying.disk, lying.mtime), parsed.header.tokens) for lying, parsed in found]
+        core.write_index(Batch(add=slots))
+        for slot, _ in slots:
+            del core.orphans[slot.chain]
+            core.table.add(slot)
+            core.ledger.shards += slot.disk
+        core.counters["adopted"] += len(slots)
+        done += len(slots)
+        core.settle_other()
+        if progress:
+            progress(at + len(part))
+    return done
+
+
+def slot_of(parsed: Parsed, disk: int, mtime: float) -> Slot:
+    header = parsed.header
+    return Slot(
+        header.namespace, header.chain, header.parent, parsed.checksum, len(header.tokens), header.start,
+        parsed.file_bytes, disk, 0, mtime, mtime, header.preview,
+    )
+
+
+def _readable(core: Core, lying: Lying) -> Parsed | None:
+    path = core.tree.shard(lying.namespace, lying.chain)
+    try:
+        parsed = read_header(core.files, path)
+        if (parsed.header.namespace, parsed.header.chain) != (lying.namespace, lying.chain):
+            raise ShardDamaged("other_block")
+    except FileNotFoundError:
+        core.counters["vanished"] += 1
+    except ShardDamaged as damage:
+        if damage.reason == "old_format":
+            core.junk[path] = lying.disk
+            core.counters["old_format"] += 1
+        else:
+            quarantine_file(core, path, lying.disk, damage.reason)
+    else:
+        return parsed
+    del core.orphans[lying.chain]
+    return None
+
+
+def quarantine_file(core: Core, path: str, disk: int, reason: str) -> None:
+    """Move a damaged shard out of the way, kept for a look until room is needed."""
+    core.counters[f"quarantined.{reason}"] += 1
+    name = f"{os.path.basename(os.path.dirname(path))}-{os.path.basename(path)}.{reason}"
+    target = os.path.join(core.tree.quarantine, name)
+    try:
+        core.files.rename(path, target)
+    except FileNotFoundError:
+        core.counters["vanished"] += 1
+        return
+    except OSError:
+        core.unlink(path, disk)
+        return
+    core.quarantined[target] = disk
+    core.settle_other()
+
+
+def rebuild_index(core: Core, progress: Callable[[int], None] | None = None) -> int:
+    """A new index from the shards: the old one is removed, every shard becomes an orphan and is adopted. Hit counts
+    restart at 0, last use is the file's time. Raises OSError, IndexFailed."""
+    core.counters["index.rebuilt"] += 1
+    core.index.close()
+    for name in ("data.mdb", "lock.mdb", "clean.json"):
+        with contextlib.suppress(FileNotFoundError):
+            core.files.unlink(os.path.join(core.tree.index, name))
+    for slot in list(core.table):
+        core.forget(slot)
+        core.orphans[slot.chain] = Lying(slot.namespace, slot.chain, slot.size, slot.disk, slot.mtime)
+    core.settle_other()
+    core.index.reopen()
+    core.index_lost = False
+    try:
+        return adopt(core, list(core.orphans.values()), progress)
+    except IndexFailed:
+        core.index_lost = True
+        raise

@@ -1,0 +1,102 @@
+"""Values that the store takes and gives. Plain and frozen: they cross threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvd.messages import CommittedItem, Entry, Written
+
+__all__ = [
+    "CommittedItem", "Entry", "Found", "Limits", "Node", "Refusal", "Report", "Reservation", "Written", "disk_bytes",
+]
+
+PAGE = 4096
+STORED = frozenset({"exists", "covered"})
+"""Refusals that mean: these tokens are durable already."""
+
+
+def disk_bytes(size: int) -> int:
+    """What a file of `size` bytes takes of a disk, as `du` counts, plus a page for the file system's own use."""
+    return -(-size // PAGE) * PAGE + PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Settings of a store; sizes in bytes, 0 meaning none except for `limit`, where it means: keep nothing."""
+
+    limit: int
+    free_space: int = 0
+    """bytes of the volume left to others"""
+    durable: bool = True
+    admission: Literal["first", "second"] = "first"
+    quota: int = 0
+    """per model: all its namespaces together"""
+    tbw: int = 0
+    """bytes the drive's maker says can be written to it in its life"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What of a prompt is stored: `hits` follow each other from the asked start; the first `child_rows` tokens behind
+    them are the first of `child`."""
+
+    hits: tuple[Entry, ...] = ()
+    child: Entry | None = None
+    child_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Room for one shard of exactly `nbytes`: write to `temp`, fsync, rename to `final`, report `Written`."""
+
+    id: int
+    namespace: bytes
+    chain: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+    start: int
+    nbytes: int
+    preview: str
+    temp: str
+    final: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Nothing may be written; `reason` is a counter's name. `stored`: because the tokens are durable already."""
+
+    reason: str
+
+    @property
+    def stored(self) -> bool:
+        return self.reason in STORED
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A stretch of blocks without a branch, as `ls` shows it. Counts are of this stretch alone, times in seconds."""
+
+    namespace: str
+    model: str
+    chain: str
+    """of its last block"""
+    preview: str
+    start: int
+    tokens: int
+    blocks: int
+    bytes: int
+    hits: int
+    last_use: float
+    pinned: bool
+    expires: float | None
+    children: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a round of upkeep did: blocks looked at, bytes given back, counts by reason."""
+
+    checked: int = 0
+    freed: int = 0
+    counts: dict[str, int] = field(default_factory=dict)

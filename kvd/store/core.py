@@ -1,0 +1,233 @@
+"""The owner's state and the steps every part of the store is made of: count, measure, make room, drop.
+
+One thread owns it (asserted by `Store`). Orders that matter: evict = index first, then unlink; commit = folder first,
+then index. So whatever a crash cuts off leaves a file without a row or a row without a file, never a wrong block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+
+from kvd.store.admit import Sightings
+from kvd.store.base import Limits, Reservation
+from kvd.store.evict import plan
+from kvd.store.files import Files
+from kvd.store.index import Batch, Index
+from kvd.store.kv import IndexFailed
+from kvd.store.ledger import Ledger
+from kvd.store.pins import Pins
+from kvd.store.scan import Lying, remove
+from kvd.store.table import Slot, Table
+from kvd.store.tree import INDEX_FILES, SMALL, Tree
+from kvd.store.wear import Wear
+
+DAMAGED_INDEX = frozenset(
+    {"CorruptedError", "PageNotFoundError", "InvalidError", "PanicError", "BadTxnError", "damaged", "closed"}
+)
+"""Reasons after which opening the index anew is not enough."""
+SLACK = 100
+"""Room is made for 1/100 of the limit at once, so that the plan is not made anew for every block."""
+
+
+class Core:
+    def __init__(
+        self, files: Files, tree: Tree, limits: Limits, clock: Callable[[], float], index: Index
+    ) -> None:
+        self.files = files
+        self.index = index
+        self.tree = tree
+        self.limits = limits
+        self.clock = clock
+        self.table = Table()
+        self.ledger = Ledger(limits.limit)
+        self.pins = Pins(files, tree.small("pins.json"), limits.durable)
+        self.wear = Wear(clock)
+        self.sightings = Sightings()
+        self.counters: Counter[str] = Counter()
+        self.pending: dict[int, Reservation] = {}
+        self.by_chain: dict[bytes, int] = {}
+        """chain -> pending reservation"""
+        self.orphans: dict[bytes, Lying] = {}
+        """shards without a row: committed by nobody we know, adopted in `tend`"""
+        self.junk: dict[str, int] = {}
+        """foreign files, old formats, what could not be unlinked: path -> bytes, collected when room is needed"""
+        self.quarantined: dict[str, int] = {}
+        self.namespaces: set[bytes] = set()
+        """those that have a folder"""
+        self.models: dict[bytes, str] = {}
+        """namespace -> name of its model, as the front labelled it"""
+        self.fixed = 0
+        self.offline = ""
+        """why the disk cannot be used now; empty: it can"""
+        self.index_lost = False
+
+    # -- measuring -----------------------------------------------------------------------------------------------
+
+    def measure(self) -> None:
+        """Bring the ledger's `other` up to date: index, folders and small files are measured, the rest is known."""
+        paths = [*self.tree.folders, *(self.tree.namespace(n) for n in self.namespaces)]
+        paths += [os.path.join(self.tree.index, name) for name in INDEX_FILES]
+        paths += [self.tree.small(name) for name in SMALL]
+        total = 0
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                total += self.files.stat(path).allocated
+        self.fixed = total
+        self.settle_other()
+
+    def settle_other(self) -> None:
+        lying = sum(o.disk for o in self.orphans.values())
+        self.ledger.other = self.fixed + lying + sum(self.junk.values()) + sum(self.quarantined.values())
+
+    def model_of(self, namespace: bytes) -> str:
+        return self.models.get(namespace, namespace.hex())
+
+    def held(self) -> set[bytes]:
+        """Chains that eviction must leave: pins, and the parents of what is being written."""
+        return self.pins.held(self.clock()) | {r.parent for r in self.pending.values()}
+
+    # -- room ----------------------------------------------------------------------------------------------------
+
+    def space_missing(self, nbytes: int) -> int:
+        """Bytes that must be freed so that the volume keeps its free space with `nbytes` more. Raises OSError."""
+        if not self.limits.free_space:
+            return 0
+        outstanding = self.ledger.reserved + nbytes
+        return self.limits.free_space + outstanding - self.files.space(self.tree.root).free
+
+    def make_room(self, nbytes: int, *, force: bool = False) -> str:
+        """Room for one more block of `nbytes` on disk; returns "" or the reason why there is none.
+
+        force: pins give way too (a limit that was lowered is still a limit). Raises OSError, IndexFailed."""
+        if nbytes and self.ledger.missing(nbytes) > 0 and nbytes > self.limits.limit - self.fixed:
+            return "larger_than_limit"
+        for missing, reason in ((self.ledger.missing, "full"), (self.space_missing, "free_space")):
+            need = missing(nbytes)
+            if need <= 0:
+                continue
+            self.collect_junk(need)
+            if (need := missing(nbytes)) > 0:
+                self.evict(need + self.limits.limit // SLACK, self.table.slots.values(), reason, self.held())
+            if force and missing(nbytes) > 0:
+                self._evict_held(missing, nbytes, reason)
+            if missing(nbytes) > 0:
+                return reason
+        return ""
+
+    def make_quota(self, namespace: bytes, nbytes: int) -> bool:
+        """Room for `nbytes` within the quota of the namespace's model; False: there is none."""
+        if not self.limits.quota:
+            return True
+        model = self.model_of(namespace)
+        members = {n for n in self.table.by_namespace if self.model_of(n) == model} | {namespace}
+        pending = sum(r.nbytes for r in self.pending.values() if r.namespace in members)
+        used = sum(self.table.by_namespace.get(n, 0) for n in members)
+        need = used + pending + nbytes - self.limits.quota
+        if need > 0:
+            slots = [s for s in self.table if s.namespace in members]
+            need -= self.evict(need, slots, "quota", self.held())
+        return need <= 0
+
+    def collect_junk(self, need: int | None = None) -> int:
+        """Remove foreign files and quarantined shards until `need` bytes are free (None: all); returns bytes freed."""
+        freed = 0
+        for pile, counter in ((self.junk, "collected.foreign"), (self.quarantined, "collected.quarantine")):
+            for path in list(pile):
+                if need is not None and freed >= need:
+                    break
+                try:
+                    remove(self.files, path)
+                except OSError:
+                    self.counters["unlink_failed"] += 1
+                    continue
+                freed += pile.pop(path)
+                self.counters[counter] += 1
+        self.settle_other()
+        return freed
+
+    def evict(self, need: int, slots: Collection[Slot], reason: str, held: Collection[bytes]) -> int:
+        """Drop blocks by policy until `need` bytes are free; returns bytes freed."""
+        victims = plan(slots, need, held, self.table.strays(), self.limits.limit)
+        return self.drop(victims, f"evicted.{reason}")
+
+    def _evict_held(self, missing: Callable[[int], int], nbytes: int, reason: str) -> None:
+        pending = {r.parent for r in self.pending.values()}
+        self.evict(missing(nbytes), self.table.slots.values(), f"{reason}_pinned", pending)
+        for orphan in sorted(self.orphans.values(), key=lambda o: o.mtime):
+            if missing(nbytes) <= 0:
+                break
+            self.unlink(self.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
+            del self.orphans[orphan.chain]
+            self.counters[f"evicted.{reason}_orphan"] += 1
+            self.settle_other()
+
+    # -- dropping ------------------------------------------------------------------------------------------------
+
+    def drop(self, victims: Iterable[Slot], counter: str) -> int:
+        """Index first, then the files; returns bytes freed. An index that fails does not keep the limit from being
+        held: its rows without files are found at the next start. Counted."""
+        gone = list(victims)
+        if not gone:
+            return 0
+        with contextlib.suppress(IndexFailed):
+            self.write_index(Batch(remove=gone))
+        self.files.point("mid_evict")
+        freed = 0
+        for slot in gone:
+            self.forget(slot)
+            freed += self.unlink(self.tree.shard(slot.namespace, slot.chain), slot.disk)
+            self.counters[counter] += 1
+        self.settle_other()
+        return freed
+
+    def forget(self, slot: Slot) -> None:
+        self.table.remove(slot.chain)
+        self.ledger.shards -= slot.disk
+
+    def unlink(self, path: str, disk: int) -> int:
+        """Bytes freed; a file that cannot be removed becomes junk and stays in the ledger."""
+        try:
+            self.files.unlink(path)
+        except FileNotFoundError:
+            self.counters["vanished"] += 1
+        except OSError:
+            self.counters["unlink_failed"] += 1
+            self.junk[path] = disk
+            return 0
+        return disk
+
+    def write_index(self, batch: Batch) -> None:
+        """One transaction; after a failure once more on an index opened anew. Raises IndexFailed, counted."""
+        try:
+            self.index.apply(batch)
+            return
+        except IndexFailed as problem:
+            self.index_failed(problem)
+        try:
+            self.index.reopen()
+            self.index.apply(batch)
+        except IndexFailed as problem:
+            self.index_failed(problem)
+            raise
+
+    def index_failed(self, problem: IndexFailed) -> None:
+        self.counters[f"index.{problem.reason}"] += 1
+        if problem.reason in DAMAGED_INDEX:
+            self.index_lost = True
+
+    def disk_failed(self, problem: OSError) -> None:
+        """Count an error of the file system; find out whether the whole folder went away."""
+        self.counters[f"io.{problem.strerror or 'error'}"] += 1
+        self.probe()
+
+    def probe(self) -> None:
+        try:
+            self.files.stat(self.tree.tag)
+            self.offline = ""
+        except OSError as problem:
+            if not self.offline:
+                self.counters["offline"] += 1
+            self.offline = problem.strerror or "unreachable"

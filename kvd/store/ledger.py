@@ -1,0 +1,68 @@
+"""The byte ledger: reserve, then commit or abort. Pure.
+
+    used = shards + reserved + other + headroom <= limit      at every moment
+
+`other` is measured, not promised: index, folders, small files, quarantine, orphans, foreign files. `headroom` is what
+the index may grow by before it is measured again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+HEADROOM: Final = 512 * 1024
+"""bytes: pages LMDB copies on write in the next transactions"""
+INDEX_PER_BLOCK: Final = 16 * 1024
+"""bytes of index a pending block may need: its row, its token ids, its keys among siblings"""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """bytes"""
+
+    limit: int
+    shards: int
+    reserved: int
+    other: int
+    headroom: int
+
+    @property
+    def used(self) -> int:
+        return self.shards + self.reserved + self.other + self.headroom
+
+    @property
+    def room(self) -> int:
+        """May be negative: then so much must go."""
+        return self.limit - self.used
+
+
+class Ledger:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.shards = 0
+        self.other = 0
+        self._reserved: dict[int, int] = {}
+
+    @property
+    def reserved(self) -> int:
+        return sum(self._reserved.values())
+
+    def usage(self) -> Usage:
+        pending = len(self._reserved)
+        return Usage(self.limit, self.shards, self.reserved, self.other, HEADROOM + pending * INDEX_PER_BLOCK)
+
+    def missing(self, nbytes: int) -> int:
+        """Bytes that must go before `nbytes` (one more block) can be reserved; 0 or less: there is room."""
+        return nbytes + INDEX_PER_BLOCK - self.usage().room
+
+    def reserve(self, reservation: int, nbytes: int) -> None:
+        """Raises ValueError if there is no room: ask `missing` first."""
+        if self.missing(nbytes) > 0:
+            raise ValueError(f"{nbytes} bytes reserved with {self.usage().room} free")
+        self._reserved[reservation] = nbytes
+
+    def settle(self, reservation: int, nbytes: int) -> None:
+        """The reservation became a shard of `nbytes` on disk (0: it was given up)."""
+        del self._reserved[reservation]
+        self.shards += nbytes

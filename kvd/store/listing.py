@@ -1,0 +1,79 @@
+"""What the store holds, for people and machines: `stats` and the tree of `ls`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from kvd.store.base import Node
+from kvd.store.core import Core
+from kvd.store.table import Slot
+
+
+def stats(core: Core) -> dict[str, Any]:
+    """See `Store.stats`."""
+    usage = core.ledger.usage()
+    by_model: Counter[str] = Counter()
+    for namespace, nbytes in core.table.by_namespace.items():
+        by_model[core.model_of(namespace)] += nbytes
+    return {
+        "path": core.tree.root,
+        "limit": usage.limit,
+        "used": usage.used,
+        "shards_bytes": usage.shards,
+        "reserved_bytes": usage.reserved,
+        "other_bytes": usage.other,
+        "blocks": len(core.table),
+        "tokens": sum(slot.tokens for slot in core.table),
+        "orphans": len(core.orphans),
+        "foreign_files": len(core.junk),
+        "foreign_bytes": sum(core.junk.values()),
+        "quarantined_files": len(core.quarantined),
+        "quarantined_bytes": sum(core.quarantined.values()),
+        "pending": len(core.pending),
+        "pins": len(core.pins),
+        "durable": core.limits.durable,
+        "offline": core.offline,
+        "models": dict(by_model),
+        "written_today_bytes": core.wear.today,
+        "written_total_bytes": core.wear.total,
+        "written_per_year_bytes": core.wear.per_year(),
+        "endurance_per_year": core.wear.endurance_per_year(core.limits.tbw),
+        "counters": {name: count for name, count in sorted(core.counters.items()) if count},
+    }
+
+
+def tree(core: Core) -> tuple[Node, ...]:
+    """All stored prefixes: stretches of blocks, branching where prompts diverge. Strays hang at the top as well."""
+    held = {slot.chain for chain in core.pins.held(core.clock()) for slot in core.table.path(chain)}
+    tops = [s for s in core.table if s.parent not in core.table.slots]
+    built: dict[bytes, Node] = {}
+    stretches = [s for top in tops for s in _stretches(core, top)]
+    for stretch in reversed(stretches):
+        last = stretch[-1].chain
+        children = sorted((built.pop(c) for c in core.table.children.get(last, ())), key=lambda n: -n.last_use)
+        built[stretch[0].chain] = _node(core, stretch, held, tuple(children))
+    return tuple(sorted(built.values(), key=lambda n: (n.model, n.namespace, -n.last_use)))
+
+
+def _stretches(core: Core, top: Slot) -> list[list[Slot]]:
+    """Unbranched runs of blocks below and including `top`, parents before children."""
+    found: list[list[Slot]] = []
+    waiting = [top]
+    while waiting:
+        run = [waiting.pop()]
+        while len(children := core.table.children.get(run[-1].chain, ())) == 1:
+            run.append(core.table.slots[next(iter(children))])
+        found.append(run)
+        waiting += [core.table.slots[c] for c in children]
+    return found
+
+
+def _node(core: Core, run: list[Slot], held: set[bytes], children: tuple[Node, ...]) -> Node:
+    pin = core.pins.get(run[-1].chain)
+    return Node(
+        run[0].namespace.hex(), core.model_of(run[0].namespace), run[-1].chain.hex(),
+        next((s.preview for s in run if s.preview), ""), run[0].start, sum(s.tokens for s in run), len(run),
+        sum(s.size for s in run), max(s.hits for s in run), max(s.used for s in run),
+        run[-1].chain in held, pin.expires if pin else None, children,
+    )

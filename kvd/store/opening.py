@@ -1,0 +1,197 @@
+"""From a folder to a store: names and sizes against the index, no shard opened; limits hold before anyone may write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import plistlib
+import sys
+
+from kvd.store.adopt import quarantine_file, rebuild_index
+from kvd.store.check import sound
+from kvd.store.core import Core
+from kvd.store.files import read_whole, replace_whole
+from kvd.store.index import Batch
+from kvd.store.kv import IndexFailed
+from kvd.store.ledger import HEADROOM
+from kvd.store.scan import Listing, remove, scan
+from kvd.store.tree import TAG
+
+_SMALL_LIMIT = 16 * 1024 * 1024
+
+
+def make_folders(core: Core) -> None:
+    """Folders with mode 0700 and the marks that keep backups and indexers away. Raises OSError."""
+    for folder in core.tree.folders:
+        core.files.mkdir(folder)
+    for name, text in (("CACHEDIR.TAG", TAG), (".metadata_never_index", b"")):
+        path = core.tree.small(name)
+        try:
+            core.files.stat(path)
+        except FileNotFoundError:
+            replace_whole(core.files, path, text, core.limits.durable)
+            exclude_from_backup(core.tree.root)
+
+
+def exclude_from_backup(folder: str) -> None:
+    """Time Machine's exclusion attribute, on macOS; a volume without attributes is no error."""
+    if sys.platform == "darwin":
+        import ctypes
+
+        value = plistlib.dumps("com.apple.backupd", fmt=plistlib.FMT_BINARY)
+        name = b"com.apple.metadata:com_apple_backup_excludeItem"
+        ctypes.CDLL(None).setxattr(os.fsencode(folder), name, value, len(value), 0, 0)
+
+
+def fill(core: Core) -> None:
+    """Everything `Store.open` does behind the lock. Raises OSError, IndexFailed (it cannot even be made anew)."""
+    listing = scan(core.files, core.tree)
+    core.junk.update(listing.foreign)
+    core.quarantined.update(listing.quarantine)
+    core.namespaces.update(listing.namespaces)
+    core.counters["foreign"] = len(listing.foreign)
+    _sweep_temp(core, listing)
+    core.orphans = dict(listing.shards)
+    _load_small(core)
+    core.measure()
+    _enforce(core, junk_only=True)
+    if _trusted(core):
+        try:
+            core.index.reopen()
+            _reconcile(core, listing)
+        except IndexFailed as problem:
+            core.index_failed(problem)
+            _rebuild(core)
+    else:
+        _rebuild(core)
+    _compact(core)
+    core.measure()
+    _enforce(core)
+
+
+def _sweep_temp(core: Core, listing: Listing) -> None:
+    """What writers left when they died."""
+    for path, disk in listing.temp.items():
+        try:
+            remove(core.files, path)
+            core.counters["collected.temp"] += 1
+        except OSError:
+            core.counters["unlink_failed"] += 1
+            core.junk[path] = disk
+
+
+def _load_small(core: Core) -> None:
+    """Pins, labels, wear. A damaged file is kept aside and counted."""
+    for name, load in (
+        ("pins.json", core.pins.load),
+        ("names.json", lambda: _load_names(core)),
+        ("wear.json", lambda: core.wear.unpack(read_whole(core.files, core.tree.small("wear.json"), _SMALL_LIMIT))),
+    ):
+        path = core.tree.small(name)
+        try:
+            load()
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError, AttributeError):
+            quarantine_file(core, path, 0, "damaged")
+
+
+def _load_names(core: Core) -> None:
+    names = json.loads(read_whole(core.files, core.tree.small("names.json"), _SMALL_LIMIT))
+    core.models.update({bytes.fromhex(namespace): str(model) for namespace, model in names.items()})
+
+
+def _trusted(core: Core) -> bool:
+    """May the index be opened in this process? It was closed in order and not touched since, or a child process that
+    walked all of it says so. Removes the mark of a clean close."""
+    data = os.path.join(core.tree.index, "data.mdb")
+    try:
+        there = core.files.stat(data)
+    except FileNotFoundError:
+        return not core.orphans
+    try:
+        mark = json.loads(read_whole(core.files, core.tree.clean, _SMALL_LIMIT))
+        core.files.unlink(core.tree.clean)
+    except FileNotFoundError:
+        core.counters["index.unclean"] += 1
+        return sound(core.tree.index)
+    except ValueError:
+        return False
+    return bool(mark == {"size": there.size, "mtime": there.mtime})
+
+
+def mark_clean(core: Core) -> None:
+    """Say that the index was closed in order. Raises OSError."""
+    there = core.files.stat(os.path.join(core.tree.index, "data.mdb"))
+    text = json.dumps({"size": there.size, "mtime": there.mtime}).encode()
+    replace_whole(core.files, core.tree.clean, text, core.limits.durable)
+
+
+def _reconcile(core: Core, listing: Listing) -> None:
+    """Rows with their file become slots; rows without one are removed; a file of another size is not the one the index
+    knows: it goes to quarantine."""
+    gone = []
+    for slot in core.index.load():
+        lying = core.orphans.get(slot.chain)
+        if lying is None or lying.namespace != slot.namespace:
+            core.counters["missing_file"] += 1
+            gone.append(slot)
+        elif lying.size != slot.size:
+            gone.append(slot)
+            del core.orphans[slot.chain]
+            path = core.tree.shard(slot.namespace, slot.chain)
+            quarantine_file(core, path, lying.disk, "size_mismatch")
+        else:
+            del core.orphans[slot.chain]
+            slot.disk, slot.mtime, slot.used = lying.disk, lying.mtime, max(slot.used, lying.mtime)
+            core.table.add(slot)
+    core.ledger.shards = core.table.bytes
+    core.settle_other()
+    core.counters["orphans"] += len(core.orphans)
+    core.wear.unpack(core.index.meta("wear"))
+    if gone:
+        core.index.apply(Batch(remove=gone))
+
+
+def _rebuild(core: Core) -> None:
+    for slot in list(core.table):
+        core.forget(slot)
+    core.orphans = scan(core.files, core.tree).shards
+    core.settle_other()
+    _enforce_orphans(core)
+    rebuild_index(core)
+
+
+def _enforce_orphans(core: Core) -> None:
+    """Before a rebuild: oldest files leave until the limit holds, so that it holds within a second of the start."""
+    for orphan in sorted(core.orphans.values(), key=lambda o: o.mtime):
+        if core.ledger.usage().room >= 0:
+            break
+        core.unlink(core.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
+        del core.orphans[orphan.chain]
+        core.counters["evicted.full_orphan"] += 1
+        core.settle_other()
+
+
+def _enforce(core: Core, junk_only: bool = False) -> None:
+    if junk_only:
+        core.collect_junk(-core.ledger.usage().room)
+    else:
+        core.make_room(0, force=True)
+
+
+def _compact(core: Core) -> None:
+    """An index that is mostly free pages is copied without them: the ledger counts its file."""
+    used, size = core.index.pages()
+    if size <= 4 * HEADROOM or size < 2 * used:
+        return
+    side = os.path.join(core.tree.tmp, "index")
+    with contextlib.suppress(OSError, IndexFailed):
+        core.files.mkdir(side)
+        core.index.copy(side)
+        core.index.close()
+        core.files.rename(os.path.join(side, "data.mdb"), os.path.join(core.tree.index, "data.mdb"))
+        core.counters["index.compacted"] += 1
+    remove(core.files, side)
+    core.index.reopen()

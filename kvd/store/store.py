@@ -1,0 +1,354 @@
+"""The store's owner: look up, reserve, commit, evict.
+
+One process at a time (a lock in the folder) and in it one thread, the one that called `open` (asserted). Synchronous:
+no call waits for anything but the disk. Workers write and read the shards themselves, see `shard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kvclient.errors import StoreError
+from kvd.cache.chain import next_chain
+from kvd.store import commit, opening
+from kvd.store.adopt import adopt, quarantine_file, rebuild_index
+from kvd.store.base import CommittedItem, Entry, Found, Limits, Refusal, Reservation, Written, disk_bytes
+from kvd.store.core import Core
+from kvd.store.files import Files, RealFiles, replace_whole
+from kvd.store.index import Batch, Index
+from kvd.store.kv import IndexFailed, KeyValue, LmdbKeyValue
+from kvd.store.lock import StoreLock
+from kvd.store.pins import Pin
+from kvd.store.table import Slot
+from kvd.store.tree import Tree
+
+TOUCH_S = 3600.0
+"""A shard's time is brought up to date at most this often."""
+FLUSH_S = 30.0
+"""Hits and last uses go to the index in batches this far apart."""
+ADOPT_STEP = 64
+"""orphans per `tend`"""
+
+
+class Store:
+    """Open with `Store.open`. No OSError leaves it: errors of the disk become a refusal, a miss or StoreError."""
+
+    def __init__(self, core: Core, lock: StoreLock) -> None:
+        self._core = core
+        self._lock = lock
+        self._thread = threading.get_ident()
+        self._dirty: dict[bytes, Slot] = {}
+        self._flushed = core.clock()
+        self._next_id = 1
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls, folder: str | os.PathLike[str], limits: Limits, files: Files | None = None, *,
+        clock: Callable[[], float] = time.time, open_kv: Callable[[str, bool], KeyValue] | None = None,
+    ) -> Store:
+        """Take the lock, bring index and folder together, enforce the limit. Opens no shard unless the index is lost.
+
+        Raises StoreError: in use (details: pid), or the folder cannot be used."""
+        files = files or RealFiles()
+        tree = Tree(os.path.abspath(folder))
+
+        def make() -> KeyValue:
+            if open_kv:
+                return open_kv(tree.index, limits.durable)
+            return LmdbKeyValue(tree.index, sync=limits.durable)
+
+        core = Core(files, tree, limits, clock, Index(make))
+        lock = None
+        try:
+            os.makedirs(tree.root, mode=0o700, exist_ok=True)
+            lock = StoreLock(os.path.join(tree.root, "lock"))
+            opening.make_folders(core)
+            opening.fill(core)
+        except (OSError, IndexFailed) as problem:
+            core.index.close()
+            if lock:
+                lock.release()
+            raise StoreError(f"the store {tree.root} cannot be opened: {problem}", path=tree.root) from None
+        return cls(core, lock)
+
+    @property
+    def core(self) -> Core:
+        """For the parts of the store in other modules (ls, verify, export, …)."""
+        self._mine()
+        return self._core
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def lookup(self, namespace: bytes, chains: Sequence[bytes], parent: bytes, tail: Sequence[int]) -> Found:
+        """What is stored of a prompt that goes on behind `parent` (its namespace at the start) with the token ids
+        `tail`, whose full blocks have `chains`."""
+        core = self.core
+        if core.offline:
+            return Found()
+        hits: list[Entry] = []
+        last, rows = parent, 0
+        for chain in chains:
+            slot = core.table.get(namespace, chain)
+            if slot is None or slot.parent != last:
+                break
+            slot.used = core.clock()
+            hits.append(self._entry(slot))
+            last = chain
+            rows += slot.tokens
+        child, child_rows = self._best_child(namespace, last, tail[rows:])
+        core.counters["lookups"] += 1
+        core.counters["lookup_hits"] += len(hits)
+        return Found(tuple(hits), child, child_rows)
+
+    def _best_child(self, namespace: bytes, parent: bytes, tokens: Sequence[int]) -> tuple[Entry | None, int]:
+        core = self._core
+        if parent not in core.table.children:
+            return None, 0
+        try:
+            best = core.index.best_child(parent, tokens)
+        except IndexFailed as problem:
+            core.index_failed(problem)
+            return None, 0
+        slot = core.table.get(namespace, best[0]) if best else None
+        if slot is None or best is None:
+            return None, 0
+        slot.used = core.clock()
+        return self._entry(slot), best[1]
+
+    def _entry(self, slot: Slot) -> Entry:
+        path = self._core.tree.shard(slot.namespace, slot.chain)
+        return Entry(slot.chain, slot.parent, slot.tokens, path, slot.size, slot.checksum)
+
+    def touched(self, namespace: bytes, chains: Iterable[bytes]) -> None:
+        """Blocks that were used: they count a hit and are the most recent now."""
+        core = self.core
+        now = core.clock()
+        for chain in chains:
+            if slot := core.table.get(namespace, chain):
+                slot.hits += 1
+                slot.used = now
+                self._dirty[chain] = slot
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], start: int, nbytes: int,
+        preview: str = "",
+    ) -> Reservation | Refusal:
+        """Room for one shard of exactly `nbytes` (`header.file_bytes`). Every reservation ends in `commit` or
+        `abandon`."""
+        core = self.core
+        try:
+            reason = self._refuses(namespace, chain, parent, tokens, nbytes)
+            if not reason:
+                core.files.mkdir(core.tree.namespace(namespace))
+                core.namespaces.add(namespace)
+        except OSError as problem:
+            core.disk_failed(problem)
+            reason = "io_error"
+        if reason:
+            core.counters[f"refused.{reason}"] += 1
+            return Refusal(reason)
+        number, self._next_id = self._next_id, self._next_id + 1
+        found = Reservation(
+            number, namespace, chain, parent, tuple(tokens), start, nbytes, preview,
+            core.tree.temp(number, chain), core.tree.shard(namespace, chain),
+        )
+        core.ledger.reserve(number, disk_bytes(nbytes))
+        core.pending[number] = found
+        core.by_chain[chain] = number
+        return found
+
+    def _refuses(
+        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], nbytes: int
+    ) -> str:
+        core = self._core
+        if self._closed or core.offline:
+            return "offline" if core.offline else "closed"
+        if chain in core.table.slots:
+            return "exists"
+        if chain in core.by_chain:
+            return "pending"
+        if not tokens or next_chain(parent, tokens) != chain:
+            return "bad_chain"
+        if lying := core.orphans.get(chain):
+            with contextlib.suppress(IndexFailed):
+                adopt(core, [lying])
+            if chain in core.table.slots:
+                return "exists"
+            if chain in core.orphans:
+                return "index_failed"
+        child, rows = self._best_child(namespace, parent, tokens)
+        if child is not None and rows == len(tokens):
+            return "covered"
+        if core.limits.admission == "second" and not core.sightings.again(chain):
+            return "first_use"
+        disk = disk_bytes(nbytes)
+        if not core.make_quota(namespace, disk):
+            return "quota"
+        return core.make_room(disk)
+
+    def commit(self, written: Iterable[Written]) -> list[CommittedItem]:
+        """All shards that workers have finished: one sync of their folders, one transaction. Durable on return where
+        `ok`; otherwise the file is removed."""
+        self._mine()
+        return commit.commit(self._core, list(written))
+
+    def abandon(self, reservation: int, reason: str) -> None:
+        """The writer gave up, or died: whatever it left is removed."""
+        core = self.core
+        found = core.pending.pop(reservation, None)
+        if found is None:
+            core.counters["unknown_reservation"] += 1
+            return
+        core.counters[f"abandoned.{reason}"] += 1
+        commit.give_up(core, found)
+
+    def quarantine(self, namespace: bytes, chain: bytes, reason: str) -> None:
+        """A reader found a shard that does not check out, or not at all (`vanished`): a miss from now on."""
+        core = self.core
+        slot = core.table.get(namespace, chain)
+        if slot is None:
+            return
+        path = core.tree.shard(namespace, chain)
+        core.probe()
+        if core.offline:
+            return
+        with contextlib.suppress(IndexFailed):
+            core.write_index(Batch(remove=[slot]))
+        self._dirty.pop(chain, None)
+        core.forget(slot)
+        quarantine_file(core, path, slot.disk, reason)
+        core.settle_other()
+
+    # -- pins and labels -----------------------------------------------------------------------------------------
+
+    def pin(self, namespace: bytes, chains: Sequence[bytes], ttl_s: float | None = None) -> Pin:
+        """Hold the deepest stored block of `chains` and the path from it to the root, for `ttl_s` seconds or for ever.
+
+        Raises StoreError: none of them is stored, or the pin cannot be written."""
+        core = self.core
+        stored = [c for c in chains if core.table.get(namespace, c)]
+        if not stored:
+            raise StoreError("nothing of this prefix is stored: there is nothing to pin", chains=len(chains))
+        now = core.clock()
+        pin = Pin(namespace, stored[-1], None if ttl_s is None else now + ttl_s, now)
+        with self._as_store_error("pin"):
+            core.pins.add(pin)
+        return pin
+
+    def unpin(self, chain: bytes) -> bool:
+        """False if it was not pinned. Raises StoreError."""
+        core = self.core
+        with self._as_store_error("unpin"):
+            return core.pins.remove(chain)
+
+    def label(self, namespace: bytes, model: str) -> None:
+        """Remember which model a namespace belongs to: for `ls`, quotas and import. Raises StoreError."""
+        core = self.core
+        if core.models.get(namespace) == model:
+            return
+        core.models[namespace] = model
+        text = json.dumps({n.hex(): m for n, m in sorted(core.models.items())}, indent=1).encode()
+        with self._as_store_error("label"):
+            replace_whole(core.files, core.tree.small("names.json"), text, core.limits.durable)
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def tend(self) -> bool:
+        """Housekeeping, to be called about once a second: adopt orphans, expire pins, write hits, keep the free space.
+        True: there is more to do, call again soon."""
+        core = self.core
+        if core.offline:
+            core.probe()
+            if core.offline:
+                return False
+        try:
+            if core.index_lost:
+                rebuild_index(core)
+            if core.orphans:
+                adopt(core, list(core.orphans.values())[:ADOPT_STEP])
+            core.counters["pins_expired"] += core.pins.expire(core.clock())
+            if core.clock() - self._flushed >= FLUSH_S:
+                self._flush()
+            core.measure()
+            core.make_room(0, force=core.ledger.usage().room < 0)
+        except OSError as problem:
+            core.disk_failed(problem)
+        except IndexFailed as problem:
+            core.counters[f"tend.{problem.reason}"] += 1
+        return bool(core.orphans) and not core.offline
+
+    def set_limits(self, limits: Limits) -> None:
+        """Change limits while running; a lower one is enforced before this returns (`durable` needs a restart)."""
+        core = self.core
+        core.limits = limits
+        core.ledger.limit = limits.limit
+        try:
+            core.make_room(0, force=True)
+        except OSError as problem:
+            core.disk_failed(problem)
+
+    def close(self) -> None:
+        """Give up what is pending, write hits and wear, mark the index as closed in order, release the lock."""
+        if self._closed:
+            return
+        core = self.core
+        for reservation in list(core.pending):
+            self.abandon(reservation, "closed")
+        try:
+            self._flush()
+            core.index.close()
+            replace_whole(core.files, core.tree.small("wear.json"), core.wear.pack(), core.limits.durable)
+            if not core.index_lost:
+                opening.mark_clean(core)
+        except (OSError, IndexFailed):
+            core.counters["close_failed"] += 1
+        finally:
+            self._closed = True
+            core.index.close()
+            self._lock.release()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Plain numbers for `status` and `kvd cache stats`; bytes unless named otherwise."""
+        from kvd.store.listing import stats
+
+        return stats(self.core)
+
+    def _flush(self) -> None:
+        """Hits and last uses to the index, times to files (at most hourly each)."""
+        core = self._core
+        self._flushed = core.clock()
+        slots = [s for s in self._dirty.values() if core.table.slots.get(s.chain) is s]
+        self._dirty.clear()
+        for slot in slots:
+            if slot.used - slot.mtime >= TOUCH_S:
+                with contextlib.suppress(FileNotFoundError):
+                    core.files.touch(core.tree.shard(slot.namespace, slot.chain), slot.used)
+                slot.mtime = slot.used
+        if slots:
+            core.write_index(Batch(update=slots))
+
+    def _mine(self) -> None:
+        assert threading.get_ident() == self._thread, "the store belongs to the thread that opened it"
+
+    @contextlib.contextmanager
+    def _as_store_error(self, what: str) -> Any:
+        try:
+            yield
+        except OSError as problem:
+            self._core.disk_failed(problem)
+            raise StoreError(f"cannot {what}: {problem.strerror}", path=self._core.tree.root) from None

@@ -1,0 +1,1 @@
+"""Fault campaigns of the store, shared by `tools/torture` and the tests."""

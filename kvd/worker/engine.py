@@ -120,6 +120,16 @@ class Engine:
             self._receive(wait=not busy)
             self._expire(self._clock())
 
+    def close(self, flush_s: float) -> None:
+        """Wait for blocks on their way to the disk, at most `flush_s` seconds. Called after `run`, on its thread."""
+        until = self._clock() + flush_s
+        while self.spill.pending_bytes and self._clock() < until:
+            self._pulse("flush", flush_s)
+            try:
+                self._inbox.get(timeout=0.05)()
+            except queue.Empty:
+                continue
+
     def _receive(self, *, wait: bool) -> None:
         if wait:
             self._pulse("idle", 0.0)

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm import sample_utils
@@ -62,15 +63,22 @@ def draw(logits: mx.array, drawers: Sequence[Drawer]) -> list[Draw]:
     tops = {i: _top(normal[i], d.sampling.top_logprobs) for i, d in enumerate(drawers) if d.sampling.top_logprobs}
     chosen = {i: normal[i][0, tokens[i]] for i, d in enumerate(drawers) if d.sampling.logprobs}
     mx.eval(picked, *(array for pair in tops.values() for array in pair), *chosen.values())
-    ids: list[int] = picked.tolist()
     return [
-        Draw(
-            token,
-            chosen[i].item() if i in chosen else None,
-            tuple(zip(tops[i][0].tolist(), tops[i][1].tolist(), strict=True)) if i in tops else (),
-        )
-        for i, token in enumerate(ids)
+        Draw(int(token), _value(chosen.get(i)), _pairs(tops[i]) if i in tops else ())
+        for i, token in enumerate(_numbers(picked))
     ]
+
+
+def _value(array: mx.array | None) -> float | None:
+    return None if array is None else float(_numbers(array.reshape(1))[0])
+
+
+def _pairs(top: tuple[mx.array, mx.array]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(id), float(value)) for id, value in zip(*map(_numbers, top), strict=True))
+
+
+def _numbers(array: mx.array) -> list[float]:
+    return cast(list[float], array.tolist())
 
 
 def _processed(row: mx.array, drawer: Drawer) -> mx.array:

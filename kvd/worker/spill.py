@@ -173,7 +173,7 @@ class Spill:
         with self._lock:
             self._pending.pop(job.header.chain, None)
             self.pending_bytes -= job.nbytes
-            self.counters["stored" if not reason else reason] += 1
+            self.counters[reason or "stored"] += 1
             if stored:
                 self._remember(job.header.chain)
         self._settled(job.header.chain)

@@ -228,10 +228,11 @@ def _calls(format: Format, body: str) -> list[Mapping[str, Any]]:
     if format.parse is None:
         raise ValueError("this model has no tool parser")
     parsed = format.parse(body, list(format.tools))
-    found = []
+    found: list[Mapping[str, Any]] = []
     for call in parsed if isinstance(parsed, list) else [parsed]:
         arguments = call["arguments"]
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        found.append({"id": call.get("id") or f"call_{uuid.uuid4().hex[:24]}", "name": call["name"], "arguments": arguments})
+        id = call.get("id") or f"call_{uuid.uuid4().hex[:24]}"
+        found.append({"id": id, "name": call["name"], "arguments": arguments})
     return found

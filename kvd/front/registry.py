@@ -1,4 +1,4 @@
-"""The models that are here, by the records in `models/`: read at every call, so that a pulled model is there at once."""
+"""The models that are here, by the records in `models/`: read at every call, so a pulled model is there at once."""
 
 from __future__ import annotations
 

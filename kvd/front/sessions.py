@@ -15,7 +15,7 @@ from kvclient.wire import Message
 from kvd.front.logs import Log, logger
 from kvd.front.metrics import Count, Metrics
 from kvd.front.server import Peer, Server, error
-from kvd.messages import Event
+from kvd.messages import WORK_KINDS, Event
 
 
 class Stage(Enum):
@@ -94,13 +94,13 @@ class Sessions:
         """The terminal event; later ones are dropped."""
         if self._close(session):
             self._metrics.add(Count.FINISHED, outcome)
-            session.log.info("end", outcome=outcome, seconds=round(time.monotonic() - session.born, 3))
+            self._log_end(session, outcome)
             self.server.send(session.peer, wire.message(kind, session.id, body))
 
     def fail(self, session: Session, problem: KvdError) -> None:
         if self._close(session):
             self._metrics.add(Count.FINISHED, problem.code)
-            session.log.info("end", outcome=problem.code, seconds=round(time.monotonic() - session.born, 3))
+            self._log_end(session, problem.code)
             self.server.send(session.peer, error(session.id, problem))
 
     def gone(self, peer: Peer, reason: str) -> None:
@@ -116,6 +116,11 @@ class Sessions:
         for session in self:
             if now - session.heard >= wire.BEAT_S * 0.7 and session.id in self._by_id:
                 self.tell(session, *session.repeat)
+
+    def _log_end(self, session: Session, outcome: str) -> None:
+        """Work is worth a line; that somebody looks at `status` every second is not."""
+        say = session.log.info if session.kind in WORK_KINDS else session.log.debug
+        say("end", kind=session.kind, outcome=outcome, seconds=round(time.monotonic() - session.born, 3))
 
     def _close(self, session: Session) -> bool:
         if self._by_id.pop(session.id, None) is None:

@@ -7,8 +7,8 @@ The command line is the contract with `kvd.worker.main`:
         [--chunk TOKENS]
 
 `--weights-limit` is what the memory ledger holds for the weights: where they do not fit in float32 they stay as stored.
-`--leash` is for `kvd.leash.hold`. A second inherited descriptor holds a lock on `run/workers/<run>`: the next front
-knows by it that this worker is gone.
+`--leash` is for `kvd.leash.hold`. A second inherited descriptor holds a lock on `run/workers/<front>-<run>`: the next
+front knows by it that this worker is gone.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def spawn(order: Order, home: Home) -> Spawned:
     Raises OSError when the system refuses."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     log = home.logs / f"worker-{order.name}-{stamp}-{order.run}.log"
-    tmp = home.tmp / f"w{order.run}"
+    tmp = home.tmp / f"{os.getpid()}-{order.run}"
     tmp.mkdir(mode=0o700, exist_ok=True)
-    record = home.workers / str(order.run)
+    record = home.workers / f"{os.getpid()}-{order.run}"
     reading, leash = os.pipe()
     held = os.open(record, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

@@ -1,0 +1,145 @@
+"""`kvd serve`: the parts of the front put together, and run until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from kvclient.errors import BadRequest, Cancelled, KvdError
+from kvclient.wire import BEAT_S
+from kvd.config import Config
+from kvd.front import logs, memory
+from kvd.front.dispatch import Dispatch
+from kvd.front.fleet import Fleet
+from kvd.front.gate import raise_limit
+from kvd.front.life import Stop, clear_tmp, wait_for_old_workers
+from kvd.front.loader import Means
+from kvd.front.logs import logger
+from kvd.front.memory import Ledger
+from kvd.front.metrics import Metrics
+from kvd.front.registry import Registry
+from kvd.front.reload import limits, reloaded
+from kvd.front.server import Server
+from kvd.front.sessions import Sessions
+from kvd.front.spawn import WORKER
+from kvd.front.storethread import StoreLike, StoreThread
+from kvd.front.verbs import Services
+from kvd.home import Home, Lock, check_owner
+from kvd.models import blas
+from kvd.store.store import Store
+
+TICK_S = BEAT_S / 2
+LINGER_MS = 500
+"""for answers that are on their way when the daemon ends"""
+STORE_CLOSE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What tests replace: the worker's program, the library put in front of it, the store."""
+
+    command: Sequence[str] = WORKER
+    preload: Callable[[Path], Path | None] | None = None
+    open_store: Callable[[Config], StoreLike] | None = None
+
+
+def serve(config: Config, parts: Parts | None = None) -> int:
+    """Run the daemon until it is told to stop; returns the exit status. Raises BadRequest for a home that cannot be
+    used and HomeLocked (with the pid) when another process owns it."""
+    home = Home(config.home)
+    home.create()
+    check_owner(config.socket.parent)
+    with Lock(home):
+        logs.start(home.logs, config.daemon.log_level)
+        try:
+            return asyncio.run(_Front(config, home, parts or Parts()).run())
+        finally:
+            logs.stop()
+
+
+class _Front:
+    def __init__(self, config: Config, home: Home, parts: Parts) -> None:
+        self._config, self._home, self._parts = config, home, parts
+
+    async def run(self) -> int:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        metrics = Metrics()
+        sessions = Sessions(metrics)
+        ledger = Ledger(memory.budget(self._config.memory.limit, memory.machine()))
+        store = StoreThread(self._open_store)
+        means = Means(context, self._home, self._parts.preload or _preload, self._parts.command)
+        fleet = Fleet(means, self._config, ledger, sessions, store, metrics)
+        stop = Stop(lambda: self._services.config.daemon.drain, fleet.kill)
+        self._services = Services(
+            self._config, Registry(self._home), fleet, ledger, sessions, store, metrics, stop.ask, self._reload,
+            time.time(),
+        )  # fmt: skip
+        dispatch = Dispatch(self._services)
+        server = Server(context, self._config.socket, raise_limit(), dispatch.message, sessions.gone, metrics)
+        sessions.server = server
+        stop.install(self._hang_up)
+        ticker = asyncio.create_task(_tick(fleet, sessions))
+        logger.info("ready", pid=os.getpid(), socket=str(self._config.socket), budget_bytes=ledger.budget)
+        drain_s = await stop.wait()
+        await fleet.close(drain_s)
+        await store.close(STORE_CLOSE_S)
+        ticker.cancel()
+        for session in sessions:
+            sessions.fail(session, Cancelled("kvd is stopping"))
+        server.close(LINGER_MS)
+        await asyncio.to_thread(context.term)
+        logger.info("stopped", pid=os.getpid())
+        return 0
+
+    def _open_store(self) -> StoreLike:
+        """In the store's thread: the daemon answers meanwhile."""
+        mine = os.getpid()
+        old = wait_for_old_workers(self._home)
+        if old:
+            logger.info("took over", old_workers=old)
+        clear_tmp(self._home, lambda folder: folder.name.startswith(f"{mine}-"))
+        return (self._parts.open_store or _open_store)(self._config)
+
+    def _reload(self) -> tuple[list[str], list[str]]:
+        """Read the file again; flags keep their values. Raises BadRequest, and then nothing changes."""
+        new, applied, restart = reloaded(self._services.config)
+        self._services.config = new
+        self._services.fleet.set_config(new)
+        self._services.store.set_limits(limits(new))
+        logs.set_level(new.daemon.log_level)
+        logger.info("reload", applied=applied, restart=restart)
+        return applied, restart
+
+    def _hang_up(self) -> None:
+        """SIGHUP: a file that does not fit is logged, and changes nothing."""
+        try:
+            self._reload()
+        except BadRequest as problem:
+            logger.error("reload refused", problem=problem.message)
+
+
+async def _tick(fleet: Fleet, sessions: Sessions) -> None:
+    while True:
+        await asyncio.sleep(TICK_S)
+        now = time.monotonic()
+        fleet.tick(now)
+        sessions.beat(now)
+
+
+def _preload(home: Path) -> Path | None:
+    """None, with a line in the log, when OpenBLAS cannot be had: serving is slower then, not wrong."""
+    try:
+        return blas.prepare(home)
+    except KvdError as problem:
+        logger.warning("OpenBLAS unavailable", problem=problem.message)
+        return None
+
+
+def _open_store(config: Config) -> StoreLike:
+    return Store.open(config.store_path, limits(config))

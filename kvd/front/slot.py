@@ -1,0 +1,82 @@
+"""One model as the front sees it: loaded or not, who waits for it, when it was used, how often it crashed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from kvd.front.crashes import Crashes
+from kvd.front.registry import Model
+from kvd.front.sessions import Session, Stage
+from kvd.front.workers import Worker
+
+
+class State(Enum):
+    NOT_LOADED = "not loaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Owned by the loop's thread. `waiting` sessions go to the worker when it is ready; `live` ones are there.
+    `last_used` is wall-clock time, `idle_since` of the monotonic clock."""
+
+    model: Model
+    crashes: Crashes
+    kv: str
+    state: State = State.NOT_LOADED
+    worker: Worker | None = None
+    loading: asyncio.Task[None] | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """set while no process of this model runs"""
+    waiting: deque[Session] = field(default_factory=deque)
+    live: dict[str, Session] = field(default_factory=dict)
+    pinned: bool = False
+    ttl_s: float | None = None
+    last_used: float = 0.0
+    idle_since: float = field(default_factory=time.monotonic)
+    load_s: float = 0.0
+    last_log: str = ""
+    """stderr of the newest run"""
+
+    def __post_init__(self) -> None:
+        self.gone.set()
+
+    @property
+    def sessions(self) -> Iterator[Session]:
+        yield from list(self.waiting)
+        yield from list(self.live.values())
+
+    @property
+    def idle(self) -> bool:
+        return self.state is State.LOADED and not self.waiting and not self.live
+
+    @property
+    def not_begun(self) -> int:
+        """Requests that wait, here or at the worker."""
+        return len(self.waiting) + sum(1 for s in self.live.values() if s.stage is Stage.SENT)
+
+    def use(self) -> None:
+        self.last_used, self.idle_since = time.time(), time.monotonic()
+
+    def describe(self) -> dict[str, Any]:
+        """One row of `models` and `status`."""
+        row: dict[str, Any] = {
+            "name": self.model.name, "state": self.state.value, "pinned": self.pinned, "ttl_s": self.ttl_s,
+            "last_used": self.last_used or None, "waiting": self.not_begun, "live": len(self.live),
+            "crashes": self.crashes.count(time.monotonic()), "kv": self.kv,
+        }  # fmt: skip
+        if self.crashes.down(time.monotonic()):
+            row["state"] = "down"
+        if self.worker is not None:
+            beat = self.worker.beat
+            row |= self.worker.info | beat.stats
+            row |= {"pid": self.worker.pid, "phase": beat.phase, "load_s": self.load_s, "log": str(self.worker.log)}
+        return row

@@ -1,0 +1,271 @@
+"""The store, in the one thread of the front that may touch it. What fails in it becomes a counted reason and an answer;
+serving goes on without it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from kvclient.errors import KvdError, ProtocolError, StoreError
+from kvclient.wire import Message
+from kvd.front.logs import logger
+from kvd.messages import (
+    Abandon,
+    BadShard,
+    Committed,
+    CommittedItem,
+    LookedUp,
+    Lookup,
+    Reserve,
+    Reserved,
+    Touched,
+    ToWorker,
+    Written,
+    to_front,
+)  # fmt: skip
+from kvd.store.base import Found, Limits, Refusal, Reservation
+
+MOST = 4096
+"""asks that may wait; beyond it lookups find nothing and reservations are refused"""
+TEND_S = 2.0
+"""between rounds of the store's own upkeep"""
+UNAVAILABLE = "store_unavailable"
+T = TypeVar("T")
+
+
+class StoreLike(Protocol):
+    """What the front needs of `kvd.store.Store`."""
+
+    def lookup(self, namespace: bytes, chains: Sequence[bytes], parent: bytes, tail: Sequence[int]) -> Found: ...
+    def reserve(
+        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], start: int, nbytes: int,
+        preview: str = "",
+    ) -> Reservation | Refusal: ...
+    def label(self, namespace: bytes, model: str) -> None: ...
+    def commit(self, written: list[Written]) -> list[CommittedItem]: ...
+    def abandon(self, reservation: int, reason: str) -> None: ...
+    def touched(self, namespace: bytes, chains: Sequence[bytes]) -> None: ...
+    def quarantine(self, namespace: bytes, chain: bytes, reason: str) -> None: ...
+    def tend(self) -> bool: ...
+    def set_limits(self, limits: Limits) -> None: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class Asker(Protocol):
+    """A worker, as the store thread sees it. `send` is called on the loop's thread."""
+
+    @property
+    def run(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+    def send(self, message: ToWorker) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    asker: Asker
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Do:
+    use: Callable[[Any], Any]
+    answer: Future[Any]
+
+
+class StoreThread:
+    """`ask`, `forget`, `do`, `status` and `close` are for the loop's thread; all else happens in the store's."""
+
+    def __init__(self, open_store: Callable[[], StoreLike]) -> None:
+        self._open = open_store
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.SimpleQueue[_Ask | _Forget | _Do | None] = queue.SimpleQueue()
+        self._store: StoreLike | None = None
+        self._problem = "opening"
+        self._counts: Counter[str] = Counter()
+        self._runs: dict[int, int] = {}
+        self._stats: dict[str, Any] = {}
+        self._stats_at = 0.0
+        self._tend_at = 0.0
+        self._thread = threading.Thread(target=self._main, name="store", daemon=True)
+        self._thread.start()
+
+    def ask(self, asker: Asker, message: Message) -> None:
+        """A worker's message to the store; its answer, if it has one, goes to the worker."""
+        if self._queue.qsize() > MOST and message.kind in ("lookup", "reserve"):
+            self._counts["store_busy"] += 1
+            asker.send(_nothing(to_front(message), "store_busy"))
+            return
+        self._queue.put(_Ask(asker, message))
+
+    def forget(self, run: int) -> None:
+        """That worker is gone: what it had reserved is free again."""
+        self._queue.put(_Forget(run))
+
+    async def do(self, use: Callable[[Any], T]) -> T:
+        """Call `use(store)` in the store's thread. Raises StoreError when there is no store, else what `use` raises."""
+        answer: Future[T] = Future()
+        self._queue.put(_Do(use, answer))
+        return await asyncio.wrap_future(answer)
+
+    def set_limits(self, limits: Limits) -> None:
+        self._queue.put(_Do(lambda store: store.set_limits(limits), Future()))
+
+    def status(self) -> dict[str, Any]:
+        """The newest numbers of the store, without waiting for it."""
+        front = {"available": self._store is not None, "waiting": self._queue.qsize(), "front": dict(self._counts)}
+        return {**self._stats, **front, **({"problem": self._problem} if self._problem else {})}
+
+    async def close(self, timeout_s: float) -> None:
+        """Commit what is pending and close the store; gives up waiting after `timeout_s`."""
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _main(self) -> None:
+        try:
+            self._store = self._open()
+            self._problem = ""
+        except (KvdError, OSError) as problem:
+            self._problem = str(problem)
+            self._counts[UNAVAILABLE] += 1
+            logger.error("store unavailable", problem=self._problem)
+        while self._turn():
+            self._refresh()
+        if self._store is not None:
+            self._store.close()
+
+    def _turn(self) -> bool:
+        """Everything that is waiting: first in order, then one commit for all shards written. False at the end."""
+        written: list[tuple[Asker, Written]] = []
+        going = True
+        for item in self._take():
+            match item:
+                case None:
+                    going = False
+                case _Ask():
+                    self._answer(item, written)
+                case _Forget(run):
+                    self._forget(run)
+                case _Do():
+                    self._do(item)
+        if written:
+            self._commit(written)
+        return going
+
+    def _take(self) -> list[_Ask | _Forget | _Do | None]:
+        """What is waiting; nothing, after a while, when upkeep is due."""
+        pause = self._tend_at - time.monotonic()
+        try:
+            items = [self._queue.get(timeout=pause)] if pause > 0 else []
+        except queue.Empty:
+            items = []
+        while not self._queue.empty():
+            items.append(self._queue.get())
+        if time.monotonic() >= self._tend_at:
+            more = self._guard("tend", lambda store: store.tend(), False)
+            self._tend_at = time.monotonic() + (0.0 if more else TEND_S)
+        return items
+
+    def _guard(self, what: str, use: Callable[[StoreLike], Any], otherwise: Any) -> Any:
+        """Use the store; when that fails count why, and give `otherwise`."""
+        if self._store is None:
+            return otherwise
+        try:
+            return use(self._store)
+        except Exception as problem:  # noqa: BLE001  the edge of the thread: no error of the store may end serving
+            reason = problem.code if isinstance(problem, KvdError) else type(problem).__name__
+            self._counts[f"{what}_failed_{reason}"] += 1
+            logger.error("store failed", what=what, exc_info=problem)
+            return otherwise
+
+    def _answer(self, ask: _Ask, written: list[tuple[Asker, Written]]) -> None:
+        try:
+            message = to_front(ask.message)
+        except ProtocolError as problem:
+            self._counts["malformed"] += 1
+            logger.error("worker speaks nonsense", model=ask.asker.model, problem=problem.message)
+            return
+        match message:
+            case Lookup(q, namespace, chains, parent, tail):
+                found = self._guard("lookup", lambda s: s.lookup(namespace, chains, parent, tail), Found())
+                self._send(ask.asker, LookedUp(q, found.hits, found.child, found.child_rows))
+            case Reserve():
+                self._reserve(ask.asker, message)
+            case Written():
+                written.append((ask.asker, message))
+            case Abandon(reservation, reason):
+                self._abandon(reservation, reason)
+            case BadShard(namespace, chain, reason):
+                self._guard("quarantine", lambda s: s.quarantine(namespace, chain, reason), None)
+            case Touched(namespace, chains):
+                self._guard("touched", lambda s: s.touched(namespace, chains), None)
+
+    def _reserve(self, asker: Asker, asked: Reserve) -> None:
+        made = self._guard("reserve", lambda s: _reserve(s, asker.model, asked), Refusal(UNAVAILABLE))
+        if isinstance(made, Refusal):
+            self._send(asker, Reserved(asked.q, False, reason=made.reason))
+            return
+        self._runs[made.id] = asker.run
+        self._send(asker, Reserved(asked.q, True, made.id, made.temp, made.final))
+
+    def _commit(self, written: list[tuple[Asker, Written]]) -> None:
+        shards = [shard for _, shard in written]
+        failed = [CommittedItem(shard.reservation, False, UNAVAILABLE) for shard in shards]
+        done = self._guard("commit", lambda s: s.commit(shards), failed)
+        items = {item.reservation: item for item in (*failed, *done)}
+        answers: dict[Asker, list[CommittedItem]] = {}
+        for asker, shard in written:
+            self._runs.pop(shard.reservation, None)
+            answers.setdefault(asker, []).append(items[shard.reservation])
+        for asker, mine in answers.items():
+            self._send(asker, Committed(tuple(mine)))
+
+    def _abandon(self, reservation: int, reason: str) -> None:
+        self._runs.pop(reservation, None)
+        self._guard("abandon", lambda s: s.abandon(reservation, reason), None)
+
+    def _forget(self, run: int) -> None:
+        for reservation in [r for r, owner in self._runs.items() if owner == run]:
+            self._abandon(reservation, "worker_lost")
+
+    def _do(self, asked: _Do) -> None:
+        if self._store is None:
+            asked.answer.set_exception(StoreError(f"the store is not available: {self._problem}"))
+            return
+        try:
+            asked.answer.set_result(asked.use(self._store))
+        except Exception as problem:  # noqa: BLE001  whatever it is belongs to the one who asked
+            asked.answer.set_exception(problem)
+
+    def _send(self, asker: Asker, message: ToWorker) -> None:
+        self._loop.call_soon_threadsafe(asker.send, message)
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if self._store is not None and now - self._stats_at > 0.5:
+            self._stats_at = now
+            self._stats = self._guard("stats", lambda store: store.stats(), self._stats)
+
+
+def _reserve(store: StoreLike, model: str, asked: Reserve) -> Reservation | Refusal:
+    store.label(asked.namespace, model)
+    return store.reserve(
+        asked.namespace, asked.chain, asked.parent, asked.tokens, asked.start, asked.nbytes, asked.preview
+    )
+
+
+def _nothing(asked: Any, reason: str) -> ToWorker:
+    return Reserved(asked.q, False, reason=reason) if isinstance(asked, Reserve) else LookedUp(asked.q, (), None, 0)

@@ -1,0 +1,169 @@
+"""A worker without MLX for the front's tests: it does what the prompt says.
+
+    say N            N text events, then done          hold          no event until cancelled
+    slow N SECONDS   the same with pauses              abort         die by SIGABRT
+    flood N SIZE     N texts of SIZE characters        stuck         beat as if one step never ended
+    exit STATUS      leave without a word              stop          SIGSTOP oneself
+    store N          reserve, write, commit N blocks, then done with what is stored
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from kvclient import wire
+from kvclient.errors import OutOfMemory
+from kvd import leash
+from kvd.messages import Beat, Cancel, Failed, Ready, Stop, Work, to_worker
+
+
+class FakeWorker:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.phase, self.at = "loading", time.monotonic()
+        self.live: dict[str, threading.Event] = {}
+        self.lock = threading.Lock()
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.LINGER, 1000)
+        self.socket.connect(f"ipc://{args.connect}")
+        self.out: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self.out.bind("inproc://out")
+        self.local = threading.local()
+
+    def emit(self, message: wire.Message) -> None:
+        """From any thread."""
+        if not hasattr(self.local, "push"):
+            self.local.push = zmq.Context.instance().socket(zmq.PUSH)
+            self.local.push.connect("inproc://out")
+        self.local.push.send_multipart(message.frames())
+
+    def event(self, kind: str, id: str, **body: Any) -> None:
+        self.emit(wire.message(kind, id, body))
+
+    def beats(self) -> None:
+        while True:
+            since = time.monotonic() - self.at if self.phase != "idle" else 0.0
+            self.emit(Beat(self.phase, since, 0.1, {"pool_bytes": 1000, "live": len(self.live)}).encode())
+            time.sleep(0.5)
+
+    def run(self) -> None:
+        threading.Thread(target=self.beats, daemon=True).start()
+        self.load()
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(self.out, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self.out in ready:
+                self.socket.send_multipart(self.out.recv_multipart())
+            if self.socket in ready:
+                self.received(to_worker(wire.parse(self.socket.recv_multipart())))
+
+    def load(self) -> None:
+        how = (Path(self.args.model) / "how").read_text().split() if (Path(self.args.model) / "how").exists() else []
+        match how:
+            case ["crash"]:
+                print("crashed while loading", file=sys.stderr, flush=True)
+                os.abort()
+            case ["slow", seconds]:
+                threading.Timer(float(seconds), self.loaded).start()
+            case ["refuse"]:
+                self.emit(Failed.of(OutOfMemory("too big", needed=2, available=1)).encode())
+            case _:
+                self.loaded()
+
+    def loaded(self) -> None:
+        self.phase = "idle"
+        self.emit(Ready({"weights_bytes": 4000, "pool_bytes": 1000, "kv_precision": self.args.kv}).encode())
+
+    def received(self, message: Any) -> None:
+        match message:
+            case Work():
+                self.live[message.id] = threading.Event()
+                threading.Thread(target=self.work, args=(message,), daemon=True).start()
+            case Cancel():
+                if message.id in self.live:
+                    self.live[message.id].set()
+            case Stop():
+                threading.Thread(target=self.stop, args=(message.drain_s,), daemon=True).start()
+
+    def stop(self, drain_s: float) -> None:
+        until = time.monotonic() + drain_s
+        while self.live and time.monotonic() < until:
+            time.sleep(0.01)
+        for cancelled in list(self.live.values()):
+            cancelled.set()
+        while self.live:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os._exit(0)
+
+    def work(self, work: Work) -> None:
+        body = wire.unpack(work.packed)
+        words = str(body.get("prompt", "say 1")).split()
+        text = ""
+        match words:
+            case ["abort"]:
+                os.abort()
+            case ["exit", status]:
+                os._exit(int(status))
+            case ["stop"]:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case ["stuck"]:
+                self.phase, self.at = "decode", time.monotonic()
+                time.sleep(1000)
+            case ["hold"]:
+                self.event("progress", work.id, done=1, total=2, cached=0)
+                self.live[work.id].wait()
+            case ["say", n]:
+                text = self.say(work.id, int(n), 1, 0.0)
+            case ["slow", n, pause]:
+                text = self.say(work.id, int(n), 1, float(pause))
+            case ["flood", n, size]:
+                text = self.say(work.id, int(n), int(size), 0.0)
+            case ["size", *_]:
+                text = str(len(work.packed))
+        self.end(work, text)
+
+    def say(self, id: str, n: int, size: int, pause: float) -> str:
+        for i in range(n):
+            if self.live[id].is_set():
+                return ""
+            self.event("text", id, text=str(i % 10) * size, index=0)
+            if pause:
+                self.live[id].wait(pause)
+        return "" if n * size > 10_000 else "".join(str(i % 10) * size for i in range(n))
+
+    def end(self, work: Work, text: str) -> None:
+        cancelled = self.live.pop(work.id).is_set()
+        if work.kind != "generate":
+            self.event("result", work.id, tokens=3)
+            return
+        choice = {"index": 0, "text": text, "finish_reason": "cancelled" if cancelled else "stop"}
+        stats = {"prompt_tokens": 2, "computed_tokens": 2, "completion_tokens": len(text), "pid": os.getpid()}
+        self.event("done", work.id, choices=[choice], stats=stats)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("connect", "home", "model", "name", "store", "kv", "block-size", "chunk"):
+        parser.add_argument(f"--{name}")
+    for name in ("leash", "pool-limit", "pool-initial", "weights-limit"):
+        parser.add_argument(f"--{name}", type=int)
+    args = parser.parse_args()
+    leash.hold(args.leash)
+    FakeWorker(args).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -39,7 +39,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Seque
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns))
     for name in columns:
         grid.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:

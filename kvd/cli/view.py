@@ -50,9 +50,10 @@ def head(status: Status) -> list[str]:
 
 
 def store_line(store: Mapping[str, Any]) -> str:
-    if store.get("problem"):
-        return f"off: {store['problem']}"
-    text = f"{format_size(store.get('bytes', 0))} of {format_size(store.get('limit_bytes', 0))}"
+    for reason in ("problem", "offline"):
+        if store.get(reason):
+            return f"not available: {store[reason]}"
+    text = f"{format_size(store.get('used', 0))} of {format_size(store.get('limit', 0))}"
     if "blocks" in store:
         text += f", {tokens(store['blocks'])} blocks"
     if "written_today_bytes" in store:

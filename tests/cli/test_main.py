@@ -69,7 +69,7 @@ def test_no_verb_of_the_running_system_imports_mlx(verb: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [("status",), ("unload", "demo"), ("cache", "pin", "0" * 32), ("top", "--once")])
+@pytest.mark.parametrize("words", [("status",), ("unload", "demo"), ("top", "--once")])
 def test_without_a_daemon_it_says_so_and_exits_69(home: Path, words: tuple[str, ...]) -> None:
     done = kvd(*words)
     assert (done.returncode, len(done.stderr.splitlines())) == (69, 1), done.stderr

@@ -1,9 +1,15 @@
-"""The `cache` verb: the store's own verbs, run by the thread that owns it."""
+"""The `cache` verb: the store's own verbs, run in slices by the thread that owns it, so that workers need not wait."""
 
 from __future__ import annotations
 
-from kvclient.errors import BadRequest
+import time
+from typing import Any
+
 from kvd.front.verbs.base import Body, Call
+from kvd.store.verbs import Steps, begin
+
+SLICE_S = 0.02
+"""of the store's time at once"""
 
 
 class Cache:
@@ -12,8 +18,23 @@ class Cache:
     name = "cache"
 
     async def run(self, call: Call) -> Body:
-        verb = call.body["verb"]
-        if verb == "stats":
-            stats: Body = await call.services.store.do(lambda store: store.stats())
-            return stats
-        raise BadRequest(f"cache {verb} is not known", verb=verb)
+        fields = {name: value for name, value in call.body.items() if name != "verb"}
+        store = call.services.store
+        steps: Steps = await store.do(lambda owner: begin(owner, call.body["verb"], fields))
+        while True:
+            answer, done, total = await store.do(lambda _: _slice(steps))
+            if answer is not None:
+                return answer
+            call.services.sessions.tell(call.session, "progress", {"done": done, "total": total})
+
+
+def _slice(steps: Steps) -> tuple[dict[str, Any] | None, int, int]:
+    """(answer, done, total) after some steps; the answer is None until the last."""
+    until = time.monotonic() + SLICE_S
+    done, total = 0, 0
+    try:
+        while time.monotonic() < until:
+            done, total = next(steps)
+    except StopIteration as end:
+        return end.value, done, total
+    return None, done, total

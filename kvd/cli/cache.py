@@ -1,0 +1,107 @@
+"""Look into the store of KV blocks and take care of it, with the daemon running or without.
+
+  kvd cache stats              bytes, limits, counters, wear of the drive
+  kvd cache ls                 prefixes as a tree: first words, tokens, bytes, hits, last use, pins
+  kvd cache verify             read every block and check it; damaged ones are set aside
+  kvd cache gc                 collect foreign files, leftovers and what is over the limits
+  kvd cache clear --yes        drop everything, or what one model has (--model M)
+  kvd cache rebuild            make the index anew from the blocks
+  kvd cache export CHAIN FILE  one prefix as a file, for another machine
+  kvd cache import FILE        take such a file in; refused when it is of other weights or settings
+  kvd cache pin CHAIN          keep a prefix (as `ls` names it) from eviction; --ttl 7d lets it expire
+  kvd cache unpin CHAIN
+
+--json prints the whole answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvclient.errors import BadRequest, Unreachable
+from kvd.cli import cacheview
+from kvd.cli.daemon import running
+from kvd.cli.durations import duration
+from kvd.cli.output import console, print_json
+
+Answer = dict[str, Any]
+
+SHOWN: dict[str, Callable[[Answer], Any]] = {
+    "stats": cacheview.stats,
+    "ls": cacheview.tree,
+    "verify": cacheview.verified,
+    "gc": cacheview.collected,
+    "clear": cacheview.cleared,
+    "rebuild": cacheview.rebuilt,
+    "export": cacheview.exported,
+    "import": cacheview.imported,
+    "pin": cacheview.pinned,
+    "unpin": cacheview.unpinned,
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=list(SHOWN))
+    parser.add_argument("arguments", nargs="*", metavar="CHAIN|FILE", help="what export, import, pin and unpin work on")
+    parser.add_argument("--model", metavar="M", help="ls, clear: only this model's blocks")
+    parser.add_argument("--ttl", type=duration, metavar="TIME", help="pin: it ends after this time")
+    parser.add_argument("--yes", action="store_true", help="clear: yes, drop it")
+    parser.add_argument("--json", action="store_true", help="the whole answer as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    fields = fields_of(args)
+    answer = ask(args.what, fields)
+    if args.json:
+        print_json(answer)
+    else:
+        console().print(SHOWN[args.what](answer))
+    return cacheview.exit_code(args.what, answer)
+
+
+def fields_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The request's fields. Raises BadRequest for missing or surplus words."""
+    names = {"export": ["chain", "file"], "import": ["file"], "pin": ["chain"], "unpin": ["chain"]}.get(args.what, [])
+    if len(args.arguments) != len(names):
+        wanted = " ".join(name.upper() for name in names) or "nothing"
+        raise BadRequest(f"cache {args.what} takes {wanted} (see kvd cache --help)", verb=args.what)
+    fields: dict[str, Any] = dict(zip(names, args.arguments, strict=True))
+    if "file" in fields:
+        fields["file"] = str(Path(fields["file"]).expanduser().absolute())
+    for option, verbs in (("model", ("ls", "clear")), ("ttl", ("pin",)), ("yes", ("clear",))):
+        if getattr(args, option) and args.what not in verbs:
+            raise BadRequest(f"cache {args.what} takes no --{option}", verb=args.what)
+    if args.model:
+        fields["model"] = args.model
+    if args.ttl:
+        fields["ttl_s"] = args.ttl
+    if args.what == "clear" and not args.yes:
+        raise BadRequest("cache clear drops blocks that cost time to compute; say --yes", verb="clear")
+    return fields
+
+
+def ask(verb: str, fields: dict[str, Any]) -> Answer:
+    """From the daemon when one runs, else from the store itself, under the home's lock."""
+    try:
+        with running() as client:
+            return client.cache(verb, **fields)
+    except Unreachable:
+        return offline(verb, fields)
+
+
+def offline(verb: str, fields: dict[str, Any]) -> Answer:
+    """Raises HomeLocked with the pid when another process owns the home, and whatever the verb raises."""
+    from kvd.config import load
+    from kvd.front.reload import limits
+    from kvd.home import Home, Lock
+    from kvd.store.store import Store
+    from kvd.store.verbs import perform
+
+    config = load()
+    home = Home(config.home)
+    home.create()
+    with Lock(home), Store.open(config.store_path, limits(config)) as store:
+        return perform(store, verb, fields)

@@ -1,0 +1,114 @@
+"""Answers of `kvd cache` as people read them. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvd.cli.output import table, tokens
+from kvd.units import format_age, format_size
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Answer = Mapping[str, Any]
+DAMAGED = 70
+
+
+def exit_code(verb: str, answer: Answer) -> int:
+    """70 when `verify` found damage, so that scripts notice."""
+    return DAMAGED if verb == "verify" and answer.get("damaged") else 0
+
+
+def stats(answer: Answer) -> RenderableType:
+    today, total = format_size(answer["written_today_bytes"]), format_size(answer["written_total_bytes"])
+    rows = [
+        ["used", f"{format_size(answer['used'])} of {format_size(answer['limit'])}"],
+        ["blocks", f"{tokens(answer['blocks'])} with {tokens(answer['tokens'])} tokens"],
+        ["pins", tokens(answer["pins"])],
+        ["written", f"{today} today, {total} in all"],
+        ["at", f"{answer['path']}{'' if answer['durable'] else ' (not durable: store.durable is off)'}"],
+    ]
+    if answer.get("endurance_per_year") is not None:
+        rows.append(["endurance", f"{100 * answer['endurance_per_year']:.1f} % of the drive's per year at this rate"])
+    if answer.get("foreign_files"):
+        rows.append(["foreign", f"{answer['foreign_files']} files, {format_size(answer['foreign_bytes'])}"])
+    if answer.get("quarantined_files"):
+        rows.append(["damaged", f"{answer['quarantined_files']} set aside, {format_size(answer['quarantined_bytes'])}"])
+    rows += [[f"  {model}", format_size(size)] for model, size in sorted(answer.get("models", {}).items())]
+    rows += [[name, tokens(count)] for name, count in answer.get("counters", {}).items()]
+    return table(["", ""], rows)
+
+
+def tree(answer: Answer) -> RenderableType:
+    """One line per stretch of blocks without a branch, children indented below."""
+    rows: list[list[str]] = []
+    waiting = [(node, 0) for node in reversed(answer["prefixes"])]
+    while waiting:
+        node, depth = waiting.pop()
+        rows.append(node_row(node, depth))
+        waiting += [(child, depth + 1) for child in reversed(node["children"])]
+    if not rows:
+        return "nothing is stored yet"
+    columns = ["MODEL", "PREFIX", "TOKENS", "BYTES", "HITS", "LAST USE", "PIN", "CHAIN"]
+    return table(columns, rows, right=["TOKENS", "BYTES", "HITS"])
+
+
+def node_row(node: Answer, depth: int) -> list[str]:
+    now = time.time()
+    pin = ""
+    if node["pinned"]:
+        pin = f"{format_age(node['expires'] - now)} left" if node.get("expires") else "pinned"
+    text = str(node["preview"]) or f"(from token {tokens(node['start'])})"
+    return [
+        str(node["model"]) if depth == 0 else "",
+        "  " * depth + (text if len(text) <= 48 else text[:47] + "…"),
+        tokens(node["tokens"]),
+        format_size(node["bytes"]),
+        tokens(node["hits"]),
+        f"{format_age(now - node['last_use'])} ago",
+        pin,
+        str(node["chain"]),
+    ]
+
+
+def verified(answer: Answer) -> str:
+    damaged = answer.get("damaged", 0)
+    said = f"{damaged} damaged and set aside" if damaged else "all sound"
+    return f"{tokens(answer['checked'])} blocks read: {said}{_counts(answer)}"
+
+
+def collected(answer: Answer) -> str:
+    return f"{format_size(answer['freed'])} given back{_counts(answer)}"
+
+
+def cleared(answer: Answer) -> str:
+    return f"{tokens(answer['checked'])} blocks dropped, {format_size(answer['freed'])} given back"
+
+
+def rebuilt(answer: Answer) -> str:
+    return f"index made anew from {tokens(answer['checked'])} blocks{_counts(answer)}"
+
+
+def exported(answer: Answer) -> str:
+    return f"{tokens(answer['tokens'])} tokens in {tokens(answer['blocks'])} blocks written to {answer['file']}"
+
+
+def imported(answer: Answer) -> str:
+    new, already = tokens(answer["stored"]), tokens(answer["already"])
+    return f"{tokens(answer['blocks'])} blocks read: {new} taken in, {already} were here"
+
+
+def pinned(answer: Answer) -> str:
+    ends = answer.get("expires")
+    return f"pinned{f' for {format_age(ends - time.time())}' if ends else ' for good'}"
+
+
+def unpinned(answer: Answer) -> str:
+    return "unpinned" if answer.get("unpinned") else "it was not pinned"
+
+
+def _counts(answer: Answer) -> str:
+    counts = answer.get("counts") or {}
+    return f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})" if counts else ""

@@ -1,0 +1,139 @@
+"""The verbs of `kvd cache`, the same with a daemon and without: fields in, plain values out.
+
+`steps` is a generator that yields `(done, total)` between small steps, so that the owner's thread can serve others
+meanwhile; its value is the answer. `perform` runs one to its end. Both raise BadRequest, StoreError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final
+
+from kvclient.errors import BadRequest, StoreError
+from kvd.store import transfer, upkeep
+from kvd.store.kv import IndexFailed
+from kvd.store.listing import tree
+from kvd.store.store import Store
+from kvd.store.table import Slot
+
+Answer = dict[str, Any]
+Steps = Generator[tuple[int, int], None, Answer]
+SHORTEST: Final = 6
+"""hex digits that name a block, if no other begins with them"""
+
+
+def perform(
+    store: Store, verb: str, fields: Mapping[str, Any], progress: Callable[[int, int], None] | None = None
+) -> Answer:
+    """Run one verb to its end and give its answer."""
+    work = steps(store, verb, fields)
+    while True:
+        try:
+            done, total = next(work)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+        if progress:
+            progress(done, total)
+
+
+def steps(store: Store, verb: str, fields: Mapping[str, Any]) -> Steps:
+    """See the module. Fields: chain (hex), file (absolute path), model (a name), ttl_s (seconds)."""
+    if verb not in VERBS:
+        raise BadRequest(f"cache {verb} is not known (known: {', '.join(VERBS)})", verb=verb)
+    try:
+        return (yield from VERBS[verb](store, fields))
+    except (OSError, IndexFailed) as problem:
+        raise StoreError(f"cache {verb}: {problem}", verb=verb) from None
+
+
+def _stats(store: Store, fields: Mapping[str, Any]) -> Steps:
+    yield from ()
+    return store.stats()
+
+
+def _ls(store: Store, fields: Mapping[str, Any]) -> Steps:
+    yield from ()
+    wanted = fields.get("model")
+    nodes = [n for n in tree(store.core) if wanted in (None, n.model, n.namespace)]
+    return {"prefixes": [dataclasses.asdict(n) for n in nodes]}
+
+
+def _verify(store: Store, fields: Mapping[str, Any]) -> Steps:
+    report = yield from upkeep.verify(store.core)
+    damaged = sum(n for reason, n in report.counts.items() if reason not in ("ok", "unreadable"))
+    return {"checked": report.checked, "freed": report.freed, "damaged": damaged, "counts": report.counts}
+
+
+def _gc(store: Store, fields: Mapping[str, Any]) -> Steps:
+    return _reported((yield from upkeep.gc(store.core)))
+
+
+def _clear(store: Store, fields: Mapping[str, Any]) -> Steps:
+    model = fields.get("model")
+    if not model:
+        return _reported((yield from upkeep.clear(store.core)))
+    core = store.core
+    known = set(core.table.by_namespace) | set(core.models)
+    namespaces = [n for n in known if model in (core.model_of(n), n.hex())]
+    if not namespaces:
+        raise BadRequest(f"nothing is stored for a model {model!r}", model=model)
+    reports = []
+    for namespace in namespaces:
+        reports.append((yield from upkeep.clear(core, namespace)))
+    return _reported(upkeep.Report(sum(r.checked for r in reports), sum(r.freed for r in reports)))
+
+
+def _rebuild(store: Store, fields: Mapping[str, Any]) -> Steps:
+    return _reported((yield from upkeep.rebuild(store.core)))
+
+
+def _export(store: Store, fields: Mapping[str, Any]) -> Steps:
+    slot = find(store, str(fields["chain"]))
+    report = yield from transfer.export(store, slot.chain, str(fields["file"]))
+    return {
+        "file": fields["file"], "blocks": report.checked, "tokens": report.counts["tokens"],
+        "bytes": report.counts["bytes"],
+    }
+
+
+def _import(store: Store, fields: Mapping[str, Any]) -> Steps:
+    report = yield from transfer.import_(store, str(fields["file"]))
+    return {"file": fields["file"], "blocks": report.checked, **report.counts}
+
+
+def _pin(store: Store, fields: Mapping[str, Any]) -> Steps:
+    yield from ()
+    slot = find(store, str(fields["chain"]))
+    pin = store.pin(slot.namespace, [slot.chain], fields.get("ttl_s"))
+    return {"chain": pin.chain.hex(), "expires": pin.expires}
+
+
+def _unpin(store: Store, fields: Mapping[str, Any]) -> Steps:
+    yield from ()
+    text = str(fields["chain"]).lower()
+    chains = [p.chain for p in store.core.pins if p.chain.hex().startswith(text)]
+    chain = chains[0] if len(chains) == 1 else find(store, text).chain
+    return {"chain": chain.hex(), "unpinned": store.unpin(chain)}
+
+
+def find(store: Store, text: str) -> Slot:
+    """The block whose chain begins with the hex digits `text`. Raises BadRequest: none, several, too short."""
+    text = text.lower()
+    if len(text) < SHORTEST:
+        raise BadRequest(f"{text!r} is too short to name a block: {SHORTEST} digits or more", chain=text)
+    found = [slot for chain, slot in store.core.table.slots.items() if chain.hex().startswith(text)]
+    if len(found) != 1:
+        raise BadRequest(f"{len(found) or 'no'} stored blocks are named {text}", chain=text, found=len(found))
+    return found[0]
+
+
+def _reported(report: upkeep.Report) -> Answer:
+    return {"checked": report.checked, "freed": report.freed, "counts": report.counts}
+
+
+VERBS: Final[dict[str, Callable[[Store, Mapping[str, Any]], Steps]]] = {
+    "stats": _stats, "ls": _ls, "verify": _verify, "gc": _gc, "clear": _clear, "rebuild": _rebuild,
+    "export": _export, "import": _import, "pin": _pin, "unpin": _unpin,
+}

@@ -138,7 +138,7 @@ class KVPool:
     def _taken(self, arrays: Sequence[mx.array], block: int, rows: int) -> list[mx.array]:
         """Copies of a block's first rows, evaluated: no view is left that would pin the pool."""
         at = mx.arange(block * self.block_size, block * self.block_size + rows)
-        taken = [mx.take(array, at, axis=2) for array in arrays]
+        taken = [mx.contiguous(mx.take(array, at, axis=2)) for array in arrays]  # take leaves a transposed view
         mx.eval(taken)
         return taken
 

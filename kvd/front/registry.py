@@ -27,16 +27,19 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes: `dense` with every weight in float32 (what the CPU backend runs well), `stored` as in the files; `pool` of
-    the smallest KV pool."""
+    """Bytes: `dense` with every weight in float32 (what the CPU backend runs well), `kept` in the stored form as that
+    backend keeps it, `stored` as in the files; `pool` of the smallest KV pool."""
 
     dense: int
+    kept: int
     stored: int
     pool: int
 
     def weights(self, backend: str, available: int) -> int:
         """What will be loaded: on the CPU dense, if that fits into `available` bytes."""
-        return self.dense if backend == "cpu" and self.dense + self.pool <= available else self.stored
+        if backend != "cpu":
+            return self.stored
+        return self.dense if self.dense + self.pool <= available else self.kept
 
 
 class Registry:
@@ -76,7 +79,7 @@ def needs(folder: Path, block_size: int) -> Needs:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise UnsupportedModel(f"{folder}/config.json cannot be read: {problem}", file=str(folder)) from None
-    return Needs(found.dense, found.stored, SMALLEST_POOL_BLOCKS * block_size * token_bytes(config))
+    return Needs(found.dense, found.kept, found.stored, SMALLEST_POOL_BLOCKS * block_size * token_bytes(config))
 
 
 def token_bytes(config: Mapping[str, Any]) -> int:

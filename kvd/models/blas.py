@@ -101,7 +101,7 @@ def _build(source: Source, target: Path) -> None:
         shutil.copyfile(source.library, copy)
         copy.chmod(0o700)  # patchelf refuses what it cannot write
         names.write_text("".join(f"{old} {new}\n" for old, new in RENAMED.items()))
-        command = [source.patchelf, "--rename-dynamic-symbols", names, copy]
+        command: list[str | Path] = [source.patchelf, "--rename-dynamic-symbols", names, copy]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
         _gemm(copy)
         with copy.open("rb") as file:
@@ -155,7 +155,7 @@ def _gemm(library: Path) -> Callable[..., None]:
     number, real, pointer = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
     function.argtypes = [number] * 6 + [real, pointer, number, pointer, number, real, pointer, number]
     function.restype = None
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,6 @@ def _readable(core: Core, lying: Lying) -> Parsed | None:
 
 def quarantine_file(core: Core, path: str, disk: int, reason: str) -> None:
     """Move a damaged shard out of the way, kept for a look until room is needed."""
-    core.counters[f"quarantined.{reason}"] += 1
     name = f"{os.path.basename(os.path.dirname(path))}-{os.path.basename(path)}.{reason}"
     target = os.path.join(core.tree.quarantine, name)
     try:
@@ -86,6 +85,7 @@ def quarantine_file(core: Core, path: str, disk: int, reason: str) -> None:
     except OSError:
         core.unlink(path, disk)
         return
+    core.counters[f"quarantined.{reason}"] += 1
     core.quarantined[target] = disk
     core.settle_other()
 

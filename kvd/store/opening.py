@@ -65,7 +65,7 @@ def fill(core: Core) -> None:
             _rebuild(core)
     else:
         _rebuild(core)
-    _compact(core)
+    compact(core)
     core.measure()
     _enforce(core)
 
@@ -181,7 +181,7 @@ def _enforce(core: Core, junk_only: bool = False) -> None:
         core.make_room(0, force=True)
 
 
-def _compact(core: Core) -> None:
+def compact(core: Core) -> None:
     """An index that is mostly free pages is copied without them: the ledger counts its file."""
     used, size = core.index.pages()
     if size <= 4 * HEADROOM or size < 2 * used:

@@ -219,7 +219,7 @@ class Store:
             return
         path = core.tree.shard(namespace, chain)
         core.probe()
-        if core.offline:
+        if core.offline or (reason == "vanished" and self._there(path)):
             return
         with contextlib.suppress(IndexFailed):
             core.write_index(Batch(remove=[slot]))
@@ -327,6 +327,13 @@ class Store:
         from kvd.store.listing import stats
 
         return stats(self.core)
+
+    def _there(self, path: str) -> bool:
+        try:
+            self._core.files.stat(path)
+        except OSError:
+            return False
+        return True
 
     def _flush(self) -> None:
         """Hits and last uses to the index, times to files (at most hourly each)."""

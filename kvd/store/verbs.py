@@ -7,11 +7,13 @@ meanwhile; its value is the answer. `perform` runs one to its end. Both raise Ba
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final
 
 from kvclient.errors import BadRequest, StoreError
 from kvd.store import transfer, upkeep
+from kvd.store.base import Report
 from kvd.store.kv import IndexFailed
 from kvd.store.listing import tree
 from kvd.store.store import Store
@@ -29,13 +31,24 @@ def perform(
     """Run one verb to its end and give its answer."""
     work = steps(store, verb, fields)
     while True:
-        try:
-            done, total = next(work)
-        except StopIteration as end:
-            answer: Answer = end.value
-            return answer
+        at = advance(work)
+        if isinstance(at, dict):
+            return at
         if progress:
-            progress(done, total)
+            progress(*at)
+
+
+def advance(work: Steps, budget_s: float = 0.02) -> Answer | tuple[int, int]:
+    """Go on with a verb for about `budget_s` seconds: its answer if it came to its end, else `(done, total)`."""
+    end = time.monotonic() + budget_s
+    try:
+        while True:
+            at = next(work)
+            if time.monotonic() >= end:
+                return at
+    except StopIteration as finished:
+        answer: Answer = finished.value
+        return answer
 
 
 def steps(store: Store, verb: str, fields: Mapping[str, Any]) -> Steps:
@@ -82,7 +95,7 @@ def _clear(store: Store, fields: Mapping[str, Any]) -> Steps:
     reports = []
     for namespace in namespaces:
         reports.append((yield from upkeep.clear(core, namespace)))
-    return _reported(upkeep.Report(sum(r.checked for r in reports), sum(r.freed for r in reports)))
+    return _reported(Report(sum(r.checked for r in reports), sum(r.freed for r in reports)))
 
 
 def _rebuild(store: Store, fields: Mapping[str, Any]) -> Steps:
@@ -129,7 +142,7 @@ def find(store: Store, text: str) -> Slot:
     return found[0]
 
 
-def _reported(report: upkeep.Report) -> Answer:
+def _reported(report: Report) -> Answer:
     return {"checked": report.checked, "freed": report.freed, "counts": report.counts}
 
 

@@ -117,7 +117,7 @@ class Fetcher:
 
     def _land(self, restore: _Restore, index: int, result: BlockRead) -> None:
         entry, landing = restore.entries[index], restore.landings[index]
-        if result.damaged:
+        if result.damaged or result.reason == VANISHED:
             self._outbox.tell(BadShard(restore.choice.request.namespace, entry.chain, result.reason))
         if result.reason:
             restore.failed = restore.failed or result.reason

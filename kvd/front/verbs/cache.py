@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from kvd.front.verbs.base import Body, Call
-from kvd.store.verbs import Steps, begin
+from kvd.store.verbs import Steps, steps
 
 SLICE_S = 0.02
 """of the store's time at once"""
@@ -20,21 +20,21 @@ class Cache:
     async def run(self, call: Call) -> Body:
         fields = {name: value for name, value in call.body.items() if name != "verb"}
         store = call.services.store
-        steps: Steps = await store.do(lambda owner: begin(owner, call.body["verb"], fields))
+        work: Steps = await store.do(lambda owner: steps(owner, call.body["verb"], fields))
         while True:
-            answer, done, total = await store.do(lambda _: _slice(steps))
+            answer, done, total = await store.do(lambda _: _slice(work))
             if answer is not None:
                 return answer
             call.services.sessions.tell(call.session, "progress", {"done": done, "total": total})
 
 
-def _slice(steps: Steps) -> tuple[dict[str, Any] | None, int, int]:
+def _slice(work: Steps) -> tuple[dict[str, Any] | None, int, int]:
     """(answer, done, total) after some steps; the answer is None until the last."""
     until = time.monotonic() + SLICE_S
     done, total = 0, 0
     try:
         while time.monotonic() < until:
-            done, total = next(steps)
+            done, total = next(work)
     except StopIteration as end:
         return end.value, done, total
     return None, done, total

@@ -1,0 +1,157 @@
+"""Long rounds over the whole store: verify, gc, clear, rebuild.
+
+Each is a generator that yields `(done, total)` after every small step and returns a `Report`, so that the owner's
+thread can answer others in between; `finish` runs one to its end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+
+from kvd.store.adopt import adopt, quarantine_file, rebuild_index
+from kvd.store.base import Report
+from kvd.store.core import Core
+from kvd.store.index import Batch
+from kvd.store.kv import IndexFailed
+from kvd.store.opening import compact
+from kvd.store.scan import remove, scan
+from kvd.store.shard import Expected, ShardDamaged, ShardReader
+from kvd.store.table import Slot
+
+Round = Generator[tuple[int, int], None, Report]
+SCRATCH = 1 << 20
+STEP = 64
+
+
+def finish(work: Round, progress: Callable[[int, int], None] | None = None) -> Report:
+    """Run a round to its end."""
+    while True:
+        try:
+            done, total = next(work)
+        except StopIteration as end:
+            report: Report = end.value
+            return report
+        if progress:
+            progress(done, total)
+
+
+def verify(core: Core) -> Round:
+    """Read every shard and check every byte; damaged ones go to quarantine, missing ones out of the index. What cannot
+    be read for another reason is counted and left alone."""
+    counts: Counter[str] = Counter()
+    freed = checked = 0
+    chains = list(core.table.slots)
+    scratch = bytearray(SCRATCH)
+    for done, chain in enumerate(chains, 1):
+        if slot := core.table.slots.get(chain):
+            checked += 1
+            reason = _check(core, slot, scratch)
+            counts[reason or "ok"] += 1
+            if reason and reason != "unreadable":
+                freed += slot.disk
+                _take_out(core, slot, reason)
+        yield done, len(chains)
+    return Report(checked, freed, dict(counts))
+
+
+def _check(core: Core, slot: Slot, scratch: bytearray) -> str:
+    """"" or what is wrong with a shard."""
+    try:
+        path = core.tree.shard(slot.namespace, slot.chain)
+        expected = Expected(slot.namespace, slot.chain, slot.parent, (), slot.start)
+        with ShardReader(core.files, path, expected, size=slot.size, checksum=slot.checksum) as reader:
+            for spec in reader.header.tensors:
+                if len(scratch) < spec.nbytes:
+                    scratch.extend(bytes(spec.nbytes - len(scratch)))
+                reader.read([memoryview(scratch)[: spec.nbytes]])
+    except ShardDamaged as damage:
+        return damage.reason
+    except FileNotFoundError:
+        return "vanished"
+    except OSError:
+        return "unreadable"
+    return ""
+
+
+def _take_out(core: Core, slot: Slot, reason: str) -> None:
+    try:
+        core.write_index(Batch(remove=[slot]))
+    except IndexFailed:
+        core.counters["index.row_left"] += 1
+    core.forget(slot)
+    quarantine_file(core, core.tree.shard(slot.namespace, slot.chain), slot.disk, reason)
+    core.settle_other()
+
+
+def gc(core: Core) -> Round:
+    """Collect what is of no use: foreign and old-format files, quarantine, leftovers of dead writers, expired pins,
+    blocks that no lookup can reach, empty folders, free pages of the index. Raises OSError, IndexFailed."""
+    before = core.ledger.usage().used
+    counts: Counter[str] = Counter()
+    _rescan(core)
+    waiting = list(core.orphans.values())
+    for at in range(0, len(waiting), STEP):
+        counts["adopted"] += adopt(core, waiting[at : at + STEP])
+        yield at, len(waiting)
+    counts["pins_expired"] = core.pins.expire(core.clock())
+    counts["junk"] = len(core.junk) + len(core.quarantined)
+    core.collect_junk()
+    strays = [core.table.slots[c] for c in core.table.strays()]
+    core.drop(strays, "collected.stray")
+    counts["strays"] = len(strays)
+    for namespace in core.namespaces - set(core.table.by_namespace) - {r.namespace for r in core.pending.values()}:
+        remove(core.files, core.tree.namespace(namespace))
+        core.namespaces.discard(namespace)
+        counts["folders"] += 1
+    compact(core)
+    core.measure()
+    yield len(waiting), len(waiting)
+    return Report(len(core.table), before - core.ledger.usage().used, {k: n for k, n in counts.items() if n})
+
+
+def clear(core: Core, namespace: bytes | None = None) -> Round:
+    """Drop all blocks, pins included, or those of one namespace; without one also everything foreign. What is being
+    written right now stays. Raises OSError."""
+    counts: Counter[str] = Counter()
+    freed = 0
+    core.pins.clear(namespace)
+    slots = [s for s in core.table if namespace in (None, s.namespace)]
+    slots.sort(key=lambda s: -s.start)
+    for at in range(0, len(slots), STEP):
+        freed += core.drop(slots[at : at + STEP], "cleared")
+        yield at, len(slots)
+    for orphan in [o for o in core.orphans.values() if namespace in (None, o.namespace)]:
+        freed += core.unlink(core.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
+        del core.orphans[orphan.chain]
+        counts["orphans"] += 1
+    if namespace is None:
+        _rescan(core)
+        freed += core.collect_junk()
+    compact(core)
+    core.measure()
+    return Report(len(slots), freed, {"blocks": len(slots), **counts})
+
+
+def rebuild(core: Core) -> Round:
+    """A new index from the shards' headers: same hits, same pins; hit counts restart. Raises OSError, IndexFailed."""
+    _rescan(core)
+    yield 0, len(core.table) + len(core.orphans)
+    done = rebuild_index(core)
+    core.measure()
+    return Report(done, 0, {"adopted": done})
+
+
+def _rescan(core: Core) -> None:
+    """Find what came into the folder behind the store's back."""
+    found = scan(core.files, core.tree)
+    pending = {r.chain for r in core.pending.values()}
+    temps = {r.temp for r in core.pending.values()}
+    core.junk.update(found.foreign)
+    core.junk.update({path: disk for path, disk in found.temp.items() if path not in temps})
+    core.quarantined.update(found.quarantine)
+    core.namespaces |= found.namespaces
+    for chain, lying in found.shards.items():
+        if chain not in core.table.slots and chain not in pending:
+            core.orphans[chain] = lying
+    core.settle_other()

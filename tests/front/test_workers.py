@@ -1,0 +1,105 @@
+"""A worker that dies ends its requests with a typed error at once, and the next request has a new one (F30)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from kvclient.wire import Message
+from tests.front.support import Client, Daemon, daemon, until
+
+
+@pytest.fixture(autouse=True)
+def no_crashes_before(shared: Daemon, client: Client) -> None:
+    client.call("load", {"model": "demo"})
+
+
+def works_again(client: Client) -> None:
+    assert client.call("generate", {"prompt": "say 2"}, "demo")["choices"][0]["text"] == "01"
+
+
+def lost(message: Message, reason: str) -> None:
+    assert message.kind == "error" and message.body["code"] == "worker_lost"
+    assert message.body["details"]["reason"] == reason
+    assert Path(message.body["details"]["log"]).exists()
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [("abort", "signal"), ("exit 3", "exit"), ("exit 0", "exit")])
+def test_requests_of_a_worker_that_ends_get_an_error_and_the_next_one_works(
+    client: Client, prompt: str, reason: str
+) -> None:
+    bystander = client.ask("generate", {"prompt": "hold"}, "demo")
+    client.wait_for(bystander, "progress")
+    begun = time.monotonic()
+    end = client.ask("generate", {"prompt": prompt}, "demo")
+    errors = {m.id: m for m in (client.result(bystander), client.next()) if m.kind == "error"}
+    assert time.monotonic() - begun < 10
+    for id in (bystander, end):
+        lost(errors[id], reason)
+    works_again(client)
+
+
+def test_a_worker_killed_from_outside_is_noticed(shared: Daemon, client: Client) -> None:
+    held = client.ask("generate", {"prompt": "hold"}, "demo")
+    client.wait_for(held, "progress")
+    os.kill(shared.model()["pid"], signal.SIGKILL)
+    message = client.result(held)
+    lost(message, "signal")
+    assert "SIGKILL" in message.body["message"]
+    works_again(client)
+
+
+@pytest.mark.parametrize("prompt", ["stuck", "stop"])
+def test_a_worker_that_hangs_is_ended_at_the_watchdogs_limit(shared: Daemon, client: Client, prompt: str) -> None:
+    before = shared.count("kvd_workers_total", "hang")
+    lost(client.result(client.ask("generate", {"prompt": prompt}, "demo")), "hang")
+    assert shared.count("kvd_workers_total", "hang") == before + 1
+    works_again(client)
+
+
+def test_what_a_crashed_worker_wrote_to_stderr_is_kept() -> None:
+    with daemon(models=()) as made, made.client() as client:
+        made.add("bad", "crash")
+        message = client.result(client.ask("generate", {"prompt": "say 1"}, "bad"))
+        lost(message, "signal")
+        assert "crashed while loading" in Path(message.body["details"]["log"]).read_text()
+
+
+def test_a_crash_loop_stops_says_so_and_ends_by_load() -> None:
+    with daemon("daemon.crash_limit=3", "daemon.respawn_delay=0.05", models=()) as made, made.client() as client:
+        made.add("bad", "crash")
+        for _ in range(3):
+            lost(client.result(client.ask("generate", {"prompt": "say 1"}, "bad")), "signal")
+        refused = client.result(client.ask("generate", {"prompt": "say 1"}, "bad"))
+        lost(refused, "crash_loop")
+        assert "3 times" in refused.body["message"] and "kvd load bad" in refused.body["message"]
+        assert made.model("bad")["state"] == "down"
+        assert made.count("kvd_workers_total", "started") == 3
+        (made.home / "models" / "bad" / "how").unlink()
+        client.call("load", {"model": "bad"})
+        assert client.call("generate", {"prompt": "say 1"}, "bad")["choices"][0]["text"] == "0"
+
+
+def test_a_load_that_fails_gives_its_own_error_and_no_crash() -> None:
+    with daemon(models=()) as made, made.client() as client:
+        made.add("big", "refuse")
+        message = client.result(client.ask("generate", {"prompt": "say 1"}, "big"))
+        assert message.body["code"] == "out_of_memory" and message.body["details"] == {"needed": 2, "available": 1}
+        until(lambda: made.model("big")["state"] == "not loaded", "the worker's end")
+        assert made.model("big")["crashes"] == 0
+        assert made.status()["memory"]["used_bytes"] == 0
+
+
+def test_a_worker_has_its_own_tmpdir_which_goes_with_it(shared: Daemon, client: Client) -> None:
+    pid = shared.model()["pid"]
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    tmp = next(Path(os.fsdecode(line[7:])) for line in environment if line.startswith(b"TMPDIR="))
+    assert tmp.parent == shared.home / "tmp" and tmp.exists()
+    assert b"MLX_CUDA_USE_CUDNN_SDPA=0" in environment
+    client.call("unload", {"model": "demo"})
+    assert not tmp.exists()
+    assert not list((shared.home / "run").glob("kvd.sock.w*"))

@@ -143,13 +143,15 @@ def _serve(host: str, port: int, settings: Settings) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:  # Linux would wrap it
+        raise BadRequest(f"a port is 0 to 65535, got {port}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(128)
-    except (OSError, OverflowError) as problem:
+    except OSError as problem:
         raise BadRequest(f"cannot listen on {host} port {port}: {problem}") from None
     return listener
 

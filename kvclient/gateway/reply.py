@@ -21,7 +21,7 @@ from kvclient.gateway.shape import Shape
 from kvclient.gateway.source import events_of
 
 HOLD_S: Final = 1.5
-"""While a request only waits, the head of its stream is held back this long: until then an error has its HTTP status."""
+"""While a request only waits, the head of its stream is held back this long: so long an error has its HTTP status."""
 KEEP_ALIVE_S: Final = 1.0
 """Least time between two keep-alives."""
 WAITING: Final = ("queued", "progress")

@@ -21,9 +21,10 @@ Step = tuple[str, dict[str, Any]] | KvdError | threading.Event
 Script = Callable[[dict[str, Any], str], Iterable[Step]]
 
 STATS: dict[str, Any] = {
-    "prompt_tokens": 40, "cached_tokens": 30, "cached_memory_tokens": 20, "cached_ssd_tokens": 10, "computed_tokens": 10,
-    "completion_tokens": 3, "stored_tokens": 42, "queue_s": 0.001, "prefill_s": 0.2, "ttft_s": 0.3,
-    "decode_tokens_per_s": 20.0, "kv_bytes": 1000, "first_divergence": {"token": 30, "text": "b", "stored_text": "a"},
+    "prompt_tokens": 40, "cached_tokens": 30, "cached_memory_tokens": 20, "cached_ssd_tokens": 10,
+    "computed_tokens": 10, "completion_tokens": 3, "stored_tokens": 42, "queue_s": 0.001,
+    "prefill_s": 0.2, "ttft_s": 0.3, "decode_tokens_per_s": 20.0, "kv_bytes": 1000,
+    "first_divergence": {"token": 30, "text": "b", "stored_text": "a"},
     "miss_reason": None, "peak_memory_bytes": 5, "recomputed_tokens": 0, "kv_precision": "native", "load_s": 0.0,
 }  # fmt: skip
 STATUS: dict[str, Any] = {

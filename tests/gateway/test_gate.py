@@ -1,0 +1,173 @@
+"""Keys, origins, limits: what a request meets before any API sees it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvclient.gateway.auth import Guard, is_loopback, salt_of
+from kvclient.gateway.settings import Settings
+from kvclient.gateway.volatile import rules_named
+from tests.gateway.conftest import Served, serving
+from tests.gateway.fake import done
+
+Serve = Callable[..., Served]
+BODY: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+CHAT = "/v1/chat/completions"
+
+
+def keyed(*keys: str) -> Settings:
+    return Settings(Guard(keys))
+
+
+def test_with_keys_nothing_that_holds_data_answers_without_one(serve: Serve) -> None:
+    served = serve(settings=keyed("alpha", "beta"))
+    for method, path in (
+        ("POST", CHAT), ("POST", "/v1/messages"), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/page/data"),
+    ):  # fmt: skip
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "alph"}, {"authorization": "alpha"}):
+            reply = httpx.request(method, served.url + path, json=BODY if method == "POST" else None, headers=headers)
+            assert reply.status_code == 401, (path, headers)
+            error = reply.json()["error"]
+            assert error["type"] == "authentication_error"
+    for path in ("/", "/healthz", "/page/page.js"):
+        assert httpx.get(served.url + path).status_code == 200
+    assert served.daemon.asked == []
+
+
+def test_both_apis_ways_to_send_a_key_are_taken(serve: Serve) -> None:
+    served = serve(settings=keyed("alpha", "beta"))
+    assert httpx.post(served.url + CHAT, json=BODY, headers={"authorization": "Bearer beta"}).status_code == 200
+    assert httpx.post(served.url + CHAT, json=BODY, headers={"x-api-key": "alpha"}).status_code == 200
+
+
+def test_each_key_has_a_salt_of_its_own_that_does_not_show_it(serve: Serve) -> None:
+    served = serve(settings=keyed("alpha", "beta"))
+    for key, more in (("alpha", {}), ("beta", {}), ("alpha", {"salt": "x"}), ("alpha", {})):
+        httpx.post(served.url + CHAT, json={**BODY, **more}, headers={"x-api-key": key})
+    salts = [body["salt"] for body in served.daemon.asked]
+    assert salts[0] == salts[3] == salt_of("alpha") and len(set(salts)) == 3
+    assert not any("alpha" in salt or "beta" in salt for salt in salts)
+
+
+def test_without_keys_all_clients_of_the_user_share(serve: Serve) -> None:
+    served = serve()
+    httpx.post(served.url + CHAT, json=BODY)
+    assert "salt" not in served.daemon.asked[0]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example:80"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+    ],
+)
+def test_a_web_page_cannot_reach_a_gateway_without_keys(serve: Serve, headers: dict[str, str]) -> None:
+    served = serve()
+    reply = httpx.post(served.url + CHAT, json=BODY, headers=headers)
+    assert reply.status_code == 403
+    assert "access-control-allow-origin" not in reply.headers
+    assert served.daemon.asked == []
+
+
+def test_cors_is_for_named_origins_only_and_needs_no_key_for_the_preflight(serve: Serve) -> None:
+    served = serve(settings=Settings(Guard(["alpha"], ["https://app.example"])))
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    reply = httpx.options(served.url + CHAT, headers={"origin": "https://app.example", **ask})
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == "https://app.example"
+    other = httpx.options(served.url + CHAT, headers={"origin": "https://evil.example", **ask})
+    assert "access-control-allow-origin" not in other.headers
+    headers = {"origin": "https://app.example", "x-api-key": "alpha"}
+    assert httpx.post(served.url + CHAT, json=BODY, headers=headers).status_code == 200
+
+
+def test_a_body_over_the_limit_is_refused_declared_or_not(serve: Serve) -> None:
+    served = serve(settings=Settings(max_body=1000))
+    big = {**BODY, "user": "x" * 2000}
+    declared = httpx.post(served.url + CHAT, json=big)
+    undeclared = httpx.post(served.url + CHAT, content=(b'"', b"x" * 900, b"x" * 900))
+    assert [reply.status_code for reply in (declared, undeclared)] == [413, 413]
+    assert declared.json()["error"]["code"] == "request_too_large"
+    anthropic = httpx.post(served.url + "/v1/messages", json=big).json()
+    assert anthropic["error"]["type"] == "request_too_large"
+    assert served.daemon.asked == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"messages": [' * 50_000])
+def test_a_body_that_is_no_object_is_a_bad_request(serve: Serve, body: bytes) -> None:
+    for path in (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
+        assert httpx.post(serve().url + path, content=body).status_code == 400
+
+
+def test_more_requests_at_once_than_allowed_are_busy_and_room_comes_back(serve: Serve) -> None:
+    go = threading.Event()
+
+    def script(body: Any, model: str) -> Any:
+        yield "text", {"text": "a", "index": 0}
+        yield go
+        yield "finish", {"index": 0, "finish_reason": "stop"}
+        yield done("a")
+
+    served = serve(script, Settings(max_requests=1))
+    sdk = openai.OpenAI(base_url=served.url + "/v1", api_key="x", max_retries=0)
+    stream = sdk.chat.completions.create(**BODY, stream=True)
+    next(iter(stream))
+    with pytest.raises(openai.RateLimitError) as caught:
+        sdk.chat.completions.create(**BODY)
+    assert caught.value.response.headers["retry-after"] == "1"
+    go.set()
+    list(stream)
+    assert sdk.with_options(max_retries=5).chat.completions.create(**BODY).choices[0].message.content == "a"
+
+
+def test_unknown_paths_and_methods_have_the_apis_shape(serve: Serve) -> None:
+    url = serve().url
+    assert httpx.get(url + "/v1/nothing").json()["error"]["code"] == "not_found"
+    assert httpx.get(url + CHAT).status_code == 405
+    assert httpx.get(url + "/v1/messages/nothing").json()["error"]["type"] == "not_found_error"
+
+
+def test_every_reply_carries_its_request_id(serve: Serve) -> None:
+    url = serve().url
+    first, second = (httpx.post(url + CHAT, json=BODY) for _ in range(2))
+    assert first.headers["x-request-id"] == first.headers["request-id"] != second.headers["x-request-id"]
+    assert first.json()["id"] == "chatcmpl-" + first.headers["x-request-id"]
+
+
+def test_without_a_daemon_errors_say_so_and_health_is_503(tmp_path: Any) -> None:
+    with serving("/tmp/kvd-nobody-here") as url:
+        reply = httpx.post(url + CHAT, json=BODY)
+        assert reply.status_code == 503 and "kvd serve" in reply.json()["error"]["message"]
+        assert httpx.get(url + "/healthz").status_code == 503
+        assert "kvd_up 0.0" in httpx.get(url + "/metrics").text
+
+
+def test_rules_for_volatile_text_hold_for_the_named_model_and_show_in_the_reply(serve: Serve) -> None:
+    served = serve(settings=Settings(volatile={"demo": rules_named(["billing"])}))
+    messages = [
+        {"role": "system", "content": "x-anthropic-billing-header: v=1; cch=abc;\nBe brief."},
+        {"role": "user", "content": "Hi"},
+    ]
+    reply = httpx.post(served.url + CHAT, json={"model": "demo", "messages": messages}).json()
+    assert served.daemon.asked[0]["messages"][0]["content"] == "Be brief."
+    assert reply["kvd"]["volatile"] == [{"rule": "billing", "action": "blanked", "lines": 1}]
+    plain = httpx.post(served.url + CHAT, json={"model": "", "messages": messages}).json()
+    assert served.daemon.asked[1]["messages"] == messages and "volatile" not in plain["kvd"]
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("127.8.8.8", True), ("0.0.0.0", False), ("::", False),
+     ("192.168.1.2", False), ("example.com", False), ("", False)],
+)  # fmt: skip
+def test_loopback_is_an_address_not_a_name(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

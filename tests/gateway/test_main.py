@@ -1,0 +1,71 @@
+"""The command: flags, refusals, a start and a stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kvclient.gateway.main import main
+from tests.gateway.fake import FakeDaemon
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0"], "refusing to listen on 0.0.0.0 without --api-key"),
+        (["--host", "::"], "refusing to listen"),
+        (["--volatile", "demo"], "MODEL=RULE"),
+        (["--volatile", "demo=nothing"], "unknown volatile rule"),
+        (["--api-key", " "], "must not be empty"),
+        (["--api-key-file", "/nonexistent/keys"], "cannot be read"),
+        (["--max-body", "0"], "at least 1"),
+        (["--port", "70000"], "a port is 0 to 65535"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_exit_2(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVD_HOME", str(tmp_path))
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_the_configuration_gives_defaults_and_its_host_needs_a_key_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVD_HOME", str(tmp_path))
+    (tmp_path / "kvd.toml").write_text('[gateway]\nhost = "0.0.0.0"\n')
+    assert main([]) == 2
+    assert "refusing to listen on 0.0.0.0" in capsys.readouterr().err
+    (tmp_path / "kvd.toml").write_text("[gateway\n")
+    assert main([]) == 2
+
+
+def test_it_starts_says_where_serves_and_stops_on_sigterm_without_mlx() -> None:
+    with FakeDaemon() as daemon:
+        code = (
+            "import sys; from kvclient.gateway.main import main; code = main(sys.argv[1:]); "
+            "print(sorted({'mlx', 'numpy', 'transformers', 'openai', 'anthropic'} & set(sys.modules))); sys.exit(code)"
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, "--port", "0"], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "KVD_SOCKET": str(daemon.socket), "KVD_HOME": str(daemon.folder)},
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().removeprefix("kv-gateway: ").strip()
+            assert httpx.get(url + "/healthz", timeout=20).json()["status"] == "ok"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) in (0, -signal.SIGTERM)
+            assert process.stdout.read().strip() in ("[]", "")
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()

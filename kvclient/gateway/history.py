@@ -85,7 +85,7 @@ class History:
 
 
 def prompt_tokens(status: Mapping[str, Any]) -> dict[str, int]:
-    """Prompt tokens since the daemon's start, by where their KV came from ("memory", "ssd", "computed")."""
+    """Prompt tokens since the daemon's start by source: "cached_memory", "cached_ssd", "computed"."""
     for metric in status.get("metrics") or ():
         if metric.get("name") == "kvd_prompt_tokens_total":
             return {str(source): int(count) for source, count in metric["values"].items()}

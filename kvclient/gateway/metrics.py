@@ -68,16 +68,16 @@ def _counted(metrics: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _states(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """Numbers of `status` that go up and down: `memory`, `store` and each worker's, named after their keys."""
-    for section in ("memory", "store"):
+    """Numbers of `status` that go up and down: `memory`, `store` and each model's, named after their keys."""
+    for section in ("memory", "store", "clients"):
         for name, value in _numbers(status.get(section) or {}, f"kvd_{section}"):
             yield GaugeMetricFamily(name, f"status: {name[4:].replace('_', ' ')}", value=value)
     families: dict[str, GaugeMetricFamily] = {}
-    for worker in status.get("workers") or ():
-        for name, value in _numbers(worker, "kvd_model"):
+    for model in status.get("models") or ():
+        for name, value in _numbers(model, "kvd_model"):
             if name not in families:
                 families[name] = GaugeMetricFamily(name, f"status: {name[4:].replace('_', ' ')}", labels=["model"])
-            families[name].add_metric([str(worker.get("model", ""))], value)
+            families[name].add_metric([str(model.get("name", ""))], value)
     yield from families.values()
     live = status.get("requests") or ()
     yield GaugeMetricFamily("kvd_live_requests", "requests waiting or running", value=len(live))

@@ -65,7 +65,10 @@ RULES: Final[Mapping[str, Rule]] = {
             ),
         ),
         # Before `date`: a line with a clock changes on every request.
-        Rule("time", Action.LAST, re.compile(rf"{_TODAY}.*{_DATE}.*{_CLOCK}|{_TODAY}(?:\s+is|:)?\s*{_CLOCK}", re.IGNORECASE)),
+        Rule(
+            "time", Action.LAST,
+            re.compile(rf"{_TODAY}.*{_DATE}.*{_CLOCK}|{_TODAY}(?:\s+is|:)?\s*{_CLOCK}", re.IGNORECASE),
+        ),
         Rule("date", Action.MOVE, re.compile(rf"{_TODAY}.*{_DATE}", re.IGNORECASE)),
     )
 }

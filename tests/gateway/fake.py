@@ -28,10 +28,10 @@ STATS: dict[str, Any] = {
     "miss_reason": None, "peak_memory_bytes": 5, "recomputed_tokens": 0, "kv_precision": "native", "load_s": 0.0,
 }  # fmt: skip
 STATUS: dict[str, Any] = {
-    "version": "0.1.0", "pid": 1, "requests": [], "workers": [],
+    "version": "0.1.0", "pid": 1, "requests": [], "models": [],
     "metrics": [
         {"name": "kvd_prompt_tokens_total", "label": "source", "help": "by source",
-         "values": {"memory": 20, "ssd": 10, "computed": 10}},
+         "values": {"cached_memory": 20, "cached_ssd": 10, "computed": 10}},
         {"name": "kvd_cache_misses_total", "label": "reason", "help": "by reason", "values": {"not_stored": 2}},
         {"name": "kvd_completion_tokens_total", "label": "", "help": "generated", "values": {"": 3}},
     ],

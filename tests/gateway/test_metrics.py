@@ -26,7 +26,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def test_the_daemons_counters_keep_their_names_and_labels() -> None:
     found = samples(render(Counters(), STATUS).decode())
     assert found["kvd_up", ()] == 1
-    assert found["kvd_prompt_tokens_total", (("source", "memory"),)] == 20
+    assert found["kvd_prompt_tokens_total", (("source", "cached_memory"),)] == 20
     assert found["kvd_cache_misses_total", (("reason", "not_stored"),)] == 2
     assert found["kvd_completion_tokens_total", ()] == 3
 
@@ -34,11 +34,11 @@ def test_the_daemons_counters_keep_their_names_and_labels() -> None:
 def test_states_are_gauges_by_model() -> None:
     status: dict[str, Any] = {
         "memory": {"limit": 100, "used": 60}, "store": {"bytes": 7}, "requests": [{}, {}],
-        "workers": [{"model": "a", "stats": {"pool_bytes": 5}, "phase": "idle"}, {"model": 'b"\n', "live": 2}],
+        "models": [{"name": "a", "store": {"pool_bytes": 5}, "phase": "idle"}, {"name": 'b"\n', "live": 2}],
     }  # fmt: skip
     found = samples(render(Counters(), status).decode())
     assert found["kvd_memory_used", ()] == 60 and found["kvd_store_bytes", ()] == 7
-    assert found["kvd_model_stats_pool_bytes", (("model", "a"),)] == 5
+    assert found["kvd_model_store_pool_bytes", (("model", "a"),)] == 5
     assert found["kvd_model_live", (("model", 'b"\n'),)] == 2
     assert found["kvd_live_requests", ()] == 2
 

@@ -1,33 +1,28 @@
-"""Run as a child (`python -m kvd.doctor.probe`): which backend mlx has, and how fast a product is. Prints JSON."""
+"""Run as a child (`python -m kvd.doctor.probe [OPENBLAS]`): which backend mlx has, and how fast a product is.
+
+Prints JSON. The library is what LD_PRELOAD put in front: products are compared with its own.
+"""
 
 from __future__ import annotations
 
 import json
-import time
+import sys
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-ROWS, SIDE = 256, 1024
-"""one float32 product of the size a prefill makes on a small model: 0.54 GFLOP"""
+from kvd.models import blas
 
 
-def probe() -> dict[str, Any]:
-    """{"backend": "cpu" | "metal" | "cuda", "gflops": best of three}"""
+def probe(library: Path | None) -> dict[str, Any]:
+    """{"backend": "cpu" | "metal" | "cuda", "fast": bool, "seen": text}; `fast` speaks of products on the CPU."""
     metal = mx.metal.is_available()
     cuda = hasattr(mx, "cuda") and mx.cuda.is_available()
-    left, right = mx.ones((ROWS, SIDE)), mx.ones((SIDE, SIDE))
-    mx.eval(left, right)
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        mx.eval(left @ right)
-        seconds.append(time.perf_counter() - began)
-    return {
-        "backend": "metal" if metal else "cuda" if cuda else "cpu",
-        "gflops": 2 * ROWS * SIDE * SIDE / min(seconds) / 1e9,
-    }
+    measured = blas.measure(library)
+    backend = "metal" if metal else "cuda" if cuda else "cpu"
+    return {"backend": backend, "fast": measured.fast, "seen": measured.reason}
 
 
 if __name__ == "__main__":
-    print(json.dumps(probe()))
+    print(json.dumps(probe(Path(sys.argv[1]) if len(sys.argv) > 1 else None)))

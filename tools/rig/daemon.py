@@ -66,7 +66,7 @@ class Daemon:
             return client.status()
 
     def worker_pids(self) -> list[int]:
-        return [w["pid"] for w in self.status()["workers"] if w.get("pid")]
+        return [model["pid"] for model in self.status()["models"] if model.get("pid")]
 
     def stop(self) -> None:
         """A clean stop: drained and flushed."""

@@ -41,7 +41,7 @@ def ask(client: Client, model: str, exam: Exam, question: str) -> Asked:
             ttft = time.perf_counter() - began
         text += event.text if event.kind == "text" else ""
         if event.done is not None:
-            return Asked(ttft or 0.0, text.strip(), event.done.stats.to_wire())
+            return Asked(ttft or 0.0, " ".join(text.split()), event.done.stats.to_wire())
     raise RuntimeError("the stream ended without an answer")
 
 
@@ -54,4 +54,4 @@ def ask_shell(home: Path, model: str, exam: Exam, system: str, question: str) ->
     if done.returncode:
         raise RuntimeError(f"kv ended with {done.returncode}: {done.stderr.strip()}")
     answer = json.loads(done.stdout)
-    return Asked(float(answer["stats"]["ttft_s"]), str(answer["text"]).strip(), answer["stats"])
+    return Asked(float(answer["stats"]["ttft_s"]), " ".join(str(answer["text"]).split()), answer["stats"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ class Counter:
     """Counts tokens with the model's own tokenizer and template, apart from the daemon."""
 
     def __init__(self, model: Path) -> None:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of missing frameworks nobody needs here
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(str(model))

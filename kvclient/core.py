@@ -64,6 +64,20 @@ def request(verb: str, body: Mapping[str, Any], model: str | None = None, id: st
     return Request(wire.Message(verb, id or wire.new_id(), packed, name), checked.get("timeout"))
 
 
+def received(frames: list[bytes]) -> wire.Message:
+    """A reply's message. Raises ProtocolError that says what to do when the daemon is of another version."""
+    try:
+        return wire.parse(frames)
+    except ProtocolError as problem:
+        theirs = problem.details.get("theirs")
+        if theirs is None:
+            raise
+        raise ProtocolError(
+            f"the daemon speaks protocol {theirs!r}, this kvclient {wire.VERSION}: install one version of both"[:200],
+            **problem.details,
+        ) from None
+
+
 class Reply:
     """The replies to one request, fed in order. `open` until a terminal one came; then `completion` (generate) or
     `result` (every other verb) is set, or `feed` has raised the error."""

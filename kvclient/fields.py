@@ -206,14 +206,10 @@ VERBS: Final[dict[str, dict[str, Check]]] = {
         "presence_penalty": number(-10, 10), "frequency_penalty": number(-10, 10),
         "logit_bias": logit_bias, "logprobs": flag, "top_logprobs": integer(0, MAX_TOP_LOGPROBS),
         "response_format": response_format,
-        "cache": one_of("use", "read", "off"), "salt": string(256), "priority": one_of("interactive", "background"),
-        "durable_wait_ms": integer(0, 600_000),
+        **CACHE,
     },
-    "warm": {
-        **INPUT, **TEMPLATE, "pin": flag, "ttl_s": SECONDS, "salt": string(256), "timeout": SECONDS,
-        "priority": one_of("interactive", "background"), "open_end": flag,
-    },
-    "explain": {**INPUT, **TEMPLATE, "salt": string(256), "timeout": SECONDS, "open_end": flag},
+    "warm": {**INPUT, **TEMPLATE, **CACHE, "pin": flag, "ttl_s": SECONDS, "open_end": flag},
+    "explain": {**INPUT, **TEMPLATE, "salt": string(256), "open_end": flag},
     "count": {**INPUT, **TEMPLATE},
     "models": {},
     "load": {"model": string(1024, empty=False), "kv": string(4096), "pin": flag, "ttl_s": SECONDS},
@@ -224,7 +220,8 @@ VERBS: Final[dict[str, dict[str, Check]]] = {
     "ping": {},
     "reload": {},
 }
-"""`cache` is checked by the store's own verbs: only its `verb` is known here."""
+"""`cache` is checked by the store's own verbs: only its `verb` is known here. `open_end`: the text goes on after what
+is given (a question follows the document), so only the tokens that stay the same whatever follows are meant."""
 REQUIRED: Final = {"load": ("model",), "unload": ("model",), "cancel": ("id",)}
 
 

@@ -19,7 +19,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvclient import wire
-from kvclient.core import Reply, Request, Watch, request
+from kvclient.core import Reply, Request, Watch, received, request
 from kvclient.errors import Busy, Cancelled, KvdError, Unreachable
 from kvclient.events import Event
 from kvclient.paths import control_path
@@ -157,7 +157,7 @@ class Exchange:
         now = time.monotonic()
         while self.reply.open and (frames := _receive(self._socket)) is not None:
             self._watch.heard(now)
-            event = self.reply.feed(wire.parse(frames))
+            event = self.reply.feed(received(frames))
             if event is not None:
                 self._ready.append(event)
         if not self.reply.open:

@@ -122,6 +122,9 @@ class PagedCache:
         """
         self.drain()
         manager = self.manager
+        reachable = manager.available + self.max_blocks - self.pool.blocks
+        if reachable < needed:
+            raise PoolFull(needed, reachable)
         while self.pool.blocks < self.max_blocks and (
             manager.free < needed or (run > needed and manager.largest_gap() < run)
         ):

@@ -1,0 +1,212 @@
+"""Bytes out of the pool and back into another one: the same logits as without the trip."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kvd.cache.pool import KVPool
+from tests.cache.support import BLOCK, ask, finish, model, new_cache, prefill, prompt, same, step, stock_logits
+
+
+@pytest.fixture(params=["in place", "staged"])
+def addressable(request, monkeypatch):
+    """Both kinds of device: one whose memory the host addresses, one where it cannot."""
+    if request.param == "staged":
+        monkeypatch.setattr("kvd.cache.pool.addressable", lambda: False)
+    return request.param
+
+
+def stored(net, tokens):
+    """(published, bytes) of every block of a prompt, the partial tail included."""
+    cache = new_cache(net)
+    sequence = cache.open(tokens, None)
+    found = []
+    while sequence.rows < len(tokens):
+        part = tokens[sequence.rows : sequence.rows + BLOCK]
+        before = sequence.rows
+        prefill(net, cache, sequence, tokens[: before + len(part)], chunk=BLOCK)
+    for entry in (cache.index.get(chain) for chain in sequence._chains):
+        found.append(entry)
+    tail = sequence.tail()
+    found += [tail.entry] if tail else []
+    result = []
+    for entry in found:
+        published = type("P", (), {"entry": entry})()
+        with cache.host_rows(published) as handle:
+            assert handle.nbytes == cache.layout.bytes_per_token() * len(entry.tokens)
+            result.append((entry, [bytes(buffer) for buffer in handle.buffers()]))
+    return result
+
+
+def fill(landing, saved, rows):
+    for target, source in zip(landing.buffers(rows), saved, strict=True):
+        target[:] = source
+
+
+def restore(cache, sequence, blocks, used=None):
+    landings = sequence.landing(len(blocks))
+    threads = []
+    for landing, (entry, saved) in zip(landings, blocks, strict=True):
+        threads.append(threading.Thread(target=fill, args=(landing, saved, len(entry.tokens))))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for landing, (entry, _) in zip(landings, blocks, strict=True):
+        last = landing is landings[-1]
+        landing.accept(entry.tokens, entry.chain, used=used if last else None)
+
+
+@pytest.mark.parametrize("length", [BLOCK, BLOCK + 1, 3 * BLOCK - 1, 3 * BLOCK, 3 * BLOCK + 5])
+def test_a_restored_prompt_gives_the_stock_logits(length, addressable):
+    net = model()
+    tokens = prompt(length)
+    blocks = stored(net, tokens)
+    cache = new_cache(net)
+    assert cache.pool.host_addressable == (addressable == "in place")
+    sequence = cache.open(tokens, cache.match(tokens))
+    restore(cache, sequence, blocks)
+    assert sequence.rows == length and sequence.tokens == tokens
+    finish(sequence)
+    got, sequence, computed = ask(net, cache, tokens)
+    assert computed == 1
+    assert same(got, stock_logits(net, tokens))
+    more = prompt(BLOCK + 3, seed=9)
+    for token in more:
+        got = step(net, cache, sequence, token)
+    assert same(got, stock_logits(net, tokens + more))
+
+
+def test_a_restored_child_is_used_up_to_the_divergence(addressable):
+    net = model()
+    tokens = prompt(3 * BLOCK)
+    blocks = stored(net, tokens)
+    cache = new_cache(net)
+    other = tokens[: 2 * BLOCK + 3] + prompt(9, seed=7)
+    sequence = cache.open(other, cache.match(other))
+    restore(cache, sequence, blocks, used=3)
+    assert sequence.rows == 2 * BLOCK + 3
+    prefill(net, cache, sequence, other[:-1])
+    assert same(step(net, cache, sequence, other[-1]), stock_logits(net, other))
+    assert len(sequence.runs()) == 1
+    got, _, computed = ask(net, cache, tokens)
+    assert computed == 1
+    assert same(got, stock_logits(net, tokens))
+
+
+def test_out_of_order_and_a_failed_block_cuts_what_follows(addressable):
+    net = model()
+    tokens = prompt(4 * BLOCK)
+    blocks = stored(net, tokens)
+    cache = new_cache(net)
+    sequence = cache.open(tokens, None)
+    landings = sequence.landing(4)
+    for i in (3, 0):
+        entry, saved = blocks[i]
+        fill(landings[i], saved, BLOCK)
+        landings[i].accept(entry.tokens, entry.chain, parent=entry.parent)
+    assert sequence.rows == BLOCK
+    landings[1].reject()
+    assert sequence.rows == BLOCK and len(sequence.block_table) == 1
+    entry, saved = blocks[2]
+    fill(landings[2], saved, BLOCK)
+    landings[2].accept(entry.tokens, entry.chain, parent=entry.parent)
+    prefill(net, cache, sequence, tokens[: 2 * BLOCK])
+    assert sequence.extend(tokens[2 * BLOCK :]) == 2 * BLOCK
+    finish(sequence)
+    got, _, computed = ask(net, cache, tokens)
+    assert computed == 1
+    assert same(got, stock_logits(net, tokens))
+
+
+def test_a_chain_that_does_not_follow_is_refused():
+    net = model()
+    blocks = stored(net, prompt(2 * BLOCK))
+    cache = new_cache(net)
+    sequence = cache.open([], None)
+    landing = sequence.landing(1)[0]
+    with pytest.raises(ValueError):
+        landing.accept(blocks[0][0].tokens, blocks[1][0].chain)
+    assert sequence.rows == 0 and cache.stats.blocks_free == cache.stats.blocks_total
+
+
+def test_the_pool_may_grow_while_blocks_land_and_while_a_writer_reads(addressable):
+    net = model()
+    tokens = prompt(2 * BLOCK)
+    blocks = stored(net, tokens)
+    cache = new_cache(net, blocks=64, initial=2)
+    sequence = cache.open(tokens, None)
+    landings = sequence.landing(2)
+    fill(landings[0], blocks[0][1], BLOCK)
+    first = landings[0].accept(blocks[0][0].tokens, blocks[0][0].chain)
+    handle = cache.host_rows(first)
+    buffers = landings[1].buffers()
+    stranger = prompt(5 * BLOCK, seed=3)
+    got, other, _ = ask(net, cache, stranger)
+    assert same(got, stock_logits(net, stranger))
+    assert cache.stats.blocks_total > 2
+    for target, source in zip(buffers, blocks[1][1], strict=True):
+        target[:] = source
+    landings[1].accept(blocks[1][0].tokens, blocks[1][0].chain)
+    assert [bytes(buffer) for buffer in handle.buffers()] == blocks[0][1]
+    held = cache.stats.bytes_pool
+    handle.release()
+    assert cache.stats.bytes_pool <= held
+    assert cache.stats.bytes_pool == cache.stats.blocks_total * BLOCK * cache.layout.bytes_per_token()
+    finish(sequence)
+    got, _, computed = ask(net, cache, tokens)
+    assert computed == 1
+    assert same(got, stock_logits(net, tokens))
+
+
+def test_a_block_is_neither_evicted_nor_overwritten_while_a_writer_reads_it():
+    net = model()
+    tokens = prompt(2 * BLOCK)
+    cache = new_cache(net, blocks=4)
+    _, sequence, _ = ask(net, cache, tokens)
+    entry = cache.match(tokens).blocks[1]
+    handle = cache.host_rows(type("P", (), {"entry": entry})())
+    before = [bytes(buffer) for buffer in handle.buffers()]
+    sequence.close()
+    for seed in range(3):
+        branch = tokens[: BLOCK + 2] + prompt(5, seed=seed)
+        got, sequence, _ = ask(net, cache, branch)
+        assert same(got, stock_logits(net, branch))
+        sequence.close()
+    assert [bytes(buffer) for buffer in handle.buffers()] == before
+    thread = threading.Thread(target=handle.release)
+    thread.start()
+    thread.join(30)
+    assert cache.clear() > 0 and cache.stats.blocks_free == 4
+
+
+def test_closing_a_sequence_leaves_its_landings_harmless():
+    net = model()
+    blocks = stored(net, prompt(2 * BLOCK))
+    cache = new_cache(net)
+    sequence = cache.open([], None)
+    landings = sequence.landing(2)
+    sequence.close()
+    fill(landings[0], blocks[0][1], BLOCK)
+    landings[0].accept(blocks[0][0].tokens, blocks[0][0].chain)
+    landings[1].reject()
+    assert cache.match(prompt(2 * BLOCK)).rows == BLOCK
+    assert cache.stats.blocks_live == 0
+
+
+def test_the_pool_is_written_in_place():
+    net = model()
+    cache = new_cache(net)
+    assert isinstance(cache.pool, KVPool)
+    generation = cache.pool.acquire()
+    where = list(generation._addresses)
+    generation.drop()
+    tokens = prompt(3 * BLOCK + 2)
+    _, sequence, _ = ask(net, cache, tokens)
+    step(net, cache, sequence, 5)
+    finish(sequence)
+    ask(net, cache, tokens + [7, 8])
+    cache.pool._generation = None
+    assert cache.pool.acquire()._addresses == where

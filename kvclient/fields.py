@@ -19,6 +19,8 @@ MAX_ID: Final = 2**31 - 1
 MAX_CHOICES: Final = 16
 MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
+MAX_DEPTH: Final = 100
+"""levels of lists and maps within a field"""
 
 
 class Options(TypedDict, total=False):
@@ -111,9 +113,26 @@ def one_of(*allowed: str) -> Check:
 
 
 def mapping(field: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+    """A JSON object: it has to mean the same in a chat template, a grammar or another program."""
+    if not isinstance(value, dict):
         raise refuse(field, "a map with text keys", value)
+    plain(field, value)
     return value
+
+
+def plain(field: str, value: Any, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise BadRequest(f"{field} is nested deeper than {MAX_DEPTH} levels", field=field, limit=MAX_DEPTH)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise refuse(f"{field}: each key", "text", key)
+            plain(field, inner, depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            plain(field, inner, depth + 1)
+    elif not isinstance(value, str | bool | int | float | None):
+        raise refuse(f"{field}: each value", "text, a number, true, false, null, a list or a map", value)
 
 
 def token_ids(field: str, value: Any) -> list[int]:
@@ -137,7 +156,7 @@ def messages(field: str, value: Any) -> list[dict[str, Any]]:
         content = one.get("content")
         if isinstance(content, str):
             string()(f"{name}.content", content)
-        elif not (content is None or (isinstance(content, list) and all(isinstance(part, dict) for part in content))):
+        elif content is not None and not (isinstance(content, list) and all(isinstance(one, dict) for one in content)):
             raise refuse(f"{name}.content", "text, a list of parts or null", content)
     return list(value)
 

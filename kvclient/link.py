@@ -146,7 +146,6 @@ class Exchange:
             self.on_close()
         self._ready.clear()
         wanted = self.reply.open and not self.request.control and not self._dead
-        self._socket.disable_monitor()
         for one in self.sockets:
             one.close()
         if wanted:

@@ -21,7 +21,9 @@ Send = Callable[..., None]
 Script = Callable[[Message, Send], None]
 
 CHOICE = {"index": 0, "text": "Hello world", "finish_reason": "stop", "reasoning": "", "tool_calls": []}
-STATS = {"prompt_tokens": 7, "cached_tokens": 6, "cached_memory_tokens": 6, "computed_tokens": 1, "completion_tokens": 2}
+STATS = {
+    "prompt_tokens": 7, "cached_tokens": 6, "cached_memory_tokens": 6, "computed_tokens": 1, "completion_tokens": 2,
+}  # fmt: skip
 
 
 def answer(message: Message, send: Send) -> None:
@@ -83,7 +85,6 @@ class FakeDaemon:
         lanes = []
         for path in (self.path, control_path(self.path)):
             lane = context.socket(zmq.ROUTER)
-            lane.setsockopt(zmq.LINGER, 0)
             lane.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY)
             lane.bind(f"ipc://{path}")
             lanes.append(lane)
@@ -98,7 +99,7 @@ class FakeDaemon:
                 self._orders.get()()
         for path in (self.path, control_path(self.path)):
             path.unlink(missing_ok=True)
-        context.destroy(linger=0)
+        context.destroy(linger=1000)
 
     def _serve(self, lane: zmq.Socket[bytes], frames: list[bytes]) -> None:
         message = wire.parse(frames[1:])

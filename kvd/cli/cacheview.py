@@ -60,7 +60,7 @@ def node_row(node: Answer, depth: int) -> list[str]:
     pin = ""
     if node["pinned"]:
         pin = f"{format_age(node['expires'] - now)} left" if node.get("expires") else "pinned"
-    text = str(node["preview"]) or f"(from token {tokens(node['start'])})"
+    text = str(node["preview"]) if depth == 0 and node["preview"] else f"… from token {tokens(node['start'])}"
     return [
         str(node["model"]) if depth == 0 else "",
         "  " * depth + (text if len(text) <= 48 else text[:47] + "…"),

@@ -1,6 +1,9 @@
 """Models that are here, and which of them are loaded.
 
 Works without a daemon too: then it lists the models folder.
+
+  kvd models
+  kvd models --json
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from kvclient import compose
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "LICENSE"
 ROLE = "You answer questions about a document in one short sentence."
-FIRST = "Under which licence is this, and in which version?"
+FIRST = "Which version of the licence is this?"
 OTHER = "What does a recipient get from each contributor?"
-SHELL_FIRST = "Who may change this work?"
-SHELL_SECOND = "Does the licence allow use of trademarks?"
-KILLED = "Is there any warranty?"
+SHELL_FIRST = "What is the title of this document?"
+SHELL_SECOND = "What is this document about?"
+KILLED = "Who is a contributor?"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,68 @@
+"""`kvd cache` without a daemon: the store itself, under the home's lock."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvd.cli import main as cli
+from kvd.home import Home, Lock
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with tempfile.TemporaryDirectory(prefix="kvd", dir="/tmp") as folder:
+        monkeypatch.setenv("KVD_HOME", folder)
+        monkeypatch.setenv("KVD_AUTOSTART", "1")
+        monkeypatch.delenv("KVD_SOCKET", raising=False)
+        yield Home(Path(folder))
+
+
+@pytest.mark.parametrize("verb", ["stats", "ls", "verify", "gc", "rebuild"])
+def test_each_verb_works_offline_and_starts_no_daemon(
+    home: Home, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["cache", verb, "--json"]) == 0
+    assert isinstance(json.loads(capsys.readouterr().out), dict)
+    assert cli.main(["cache", verb]) == 0
+    assert capsys.readouterr().out.strip()
+    assert not home.socket.exists()
+
+
+def test_clear_wants_a_yes(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cache", "clear"]) == 65
+    assert "--yes" in capsys.readouterr().err
+    assert cli.main(["cache", "clear", "--yes"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export", "abcdef"], "takes CHAIN FILE"),
+        (["stats", "more"], "takes nothing"),
+        (["gc", "--model", "m"], "takes no --model"),
+        (["import", "/none.kvd"], "/none.kvd"),
+        (["pin", "abcdef"], "abcdef"),
+        (["pin", "ab"], "ab"),
+    ],
+)
+def test_mistakes_are_one_line_and_65(
+    home: Home, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["cache", *words]) == 65
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_home_in_use_is_refused_with_the_pid(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.create()
+    with Lock(home):
+        assert cli.main(["cache", "gc"]) == 75
+    import os
+
+    assert str(os.getpid()) in capsys.readouterr().err

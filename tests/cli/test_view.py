@@ -1,0 +1,105 @@
+"""The human views of `status` and `cache`: what is there is shown, what is missing stays blank."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+from rich.console import Console
+
+from kvd.cli import cacheview, view
+from kvd.cli.explain import lines
+from kvd.cli.logs import readable
+
+STATUS: dict[str, Any] = {
+    "version": "0.1.0", "pid": 77, "uptime_s": 7200, "home": "/h",
+    "memory": {"budget_bytes": 8 * 2**30, "used_bytes": 2**30, "by_model": {"demo": 2**30}},
+    "store": {"used": 3 * 2**30, "limit": 20 * 2**30, "blocks": 1234, "written_today_bytes": 5 * 2**20},
+    "models": [
+        {"name": "demo", "state": "loaded", "pid": 78, "kv_precision": "native", "pinned": True, "blocks_total": 10,
+         "blocks_live": 1, "blocks_cached": 5, "pool_bytes": 2**20, "live": 2, "waiting": 1},
+        {"name": "other", "state": "down", "crashes": 5, "log": "/h/logs/w.log"},
+    ],
+    "requests": [
+        {"id": "abcdef0123456789", "kind": "generate", "model": "demo", "stage": "running", "age_s": 3.0,
+         "progress": {"done": 512, "total": 2048, "cached": 256}},
+        {"id": "b" * 32, "kind": "generate", "model": "demo", "stage": "waiting", "age_s": 1.0,
+         "queued": {"position": 0}},
+    ],
+    "metrics": [{"name": "kvd_prompt_tokens_total", "label": "source", "help": "",
+                 "values": {"cached_memory": 600, "cached_ssd": 300, "computed": 100}}],
+}  # fmt: skip
+
+
+def printed(renderable: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160, highlight=False).print(renderable)
+    return out.getvalue()
+
+
+def test_status_shows_models_requests_reuse_and_what_needs_a_look() -> None:
+    text = printed(view.page(STATUS))
+    for words in (
+        "pid 77", "up 2h", "1 GiB of 8 GiB", "3 GiB of 20 GiB, 1,234 blocks, 5 MiB written today",
+        "90 % of 1,000 prompt tokens were cached (600 in memory, 300 on SSD), 100 computed",
+        "demo (pinned)", "512 of 2,048 (256 cached)", "place 1 in the line", "other crashed too often",
+        "kvd load other",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "ROWS/S" not in text
+    assert "ROWS/S" in printed(view.page(STATUS, {"demo": 80.0}))
+
+
+def test_a_daemon_that_just_started_is_shown_without_gaps() -> None:
+    text = printed(view.page({"version": "0.1.0", "pid": 1, "store": {"problem": "opening"}}))
+    assert "no prompt yet" in text
+    assert "not available: opening" in text
+
+
+def node(**fields: Any) -> dict[str, Any]:
+    base = {
+        "namespace": "00", "model": "demo", "chain": "ab" * 16, "preview": "You are", "start": 0, "tokens": 256,
+        "blocks": 1, "bytes": 2**20, "hits": 3, "last_use": time.time() - 90, "pinned": False, "expires": None,
+        "children": [],
+    }  # fmt: skip
+    return {**base, **fields}
+
+
+def test_ls_is_a_tree_with_pins_and_the_chain_that_names_each_prefix() -> None:
+    child = node(start=256, tokens=30, chain="cd" * 16, pinned=True, expires=time.time() + 7200.5)
+    text = printed(cacheview.tree({"prefixes": [node(children=[child])]}))
+    top, below = text.splitlines()[1:3]
+    assert "You are" in top and "ab" * 16 in top and "2m ago" in top
+    assert "  … from token 256" in below and "cd" * 16 in below and "2h left" in below
+    assert "nothing is stored yet" in printed(cacheview.tree({"prefixes": []}))
+
+
+def test_a_thousand_turns_deep_is_no_problem() -> None:
+    deep = node()
+    for _ in range(3000):
+        deep = node(children=[deep])
+    assert len(printed(cacheview.tree({"prefixes": [deep]})).splitlines()) > 3000
+
+
+def test_verify_with_damage_fails_for_scripts() -> None:
+    assert cacheview.exit_code("verify", {"damaged": 1}) == 70
+    assert cacheview.exit_code("verify", {"damaged": 0}) == 0
+    assert "1 damaged" in cacheview.verified({"checked": 5, "damaged": 1, "counts": {"checksum": 1}})
+
+
+def test_explain_names_the_divergence_on_both_sides_and_the_reason() -> None:
+    found = {
+        "prompt_tokens": 100, "cached_memory_tokens": 40, "cached_ssd_tokens": 20, "miss_reason": "diverged",
+        "first_divergence": {"token": 60, "text": " Tuesday", "stored_text": " Monday"},
+        "rules": [{"name": "dates", "saved_tokens": 39}],
+    }  # fmt: skip
+    text = "\n".join(lines(found))
+    for words in ("40 to compute", "at token 60", "' Tuesday'", "' Monday'", "diverged", "rule dates would save 39"):
+        assert words in text, words
+
+
+def test_a_log_line_is_readable_and_what_is_no_json_stays() -> None:
+    line = '{"request": "r1", "event": "end", "level": "info", "timestamp": "2026-11-30T23:25:20.744155Z"}'
+    assert readable(line) == "2026-11-30 23:25:20 info    end  request=r1"
+    assert readable("Fatal Python error\n") == "Fatal Python error"

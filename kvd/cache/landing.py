@@ -68,6 +68,7 @@ class BlockLanding:
         """The bytes did not come: this block and everything behind it is a miss for the sequence."""
         self._cache.assert_owner()
         self.rejected = True
+        self._target.spoil()
         self._finish()
 
     def detach(self) -> None:
@@ -97,6 +98,9 @@ class InPlaceTarget:
     def settle(self, rows: int) -> None:
         self._pool.carry_over(self._generation, self._block, rows)
 
+    def spoil(self) -> None:
+        self._pool.zero(self._block)
+
     def drop(self) -> None:
         self._generation.drop()
 
@@ -113,6 +117,9 @@ class StagedTarget:
 
     def settle(self, rows: int) -> None:
         self._pool.put(self._block, self._staging.arrays, rows)
+
+    def spoil(self) -> None:
+        pass
 
     def drop(self) -> None:
         self._pool.reuse(self._staging)

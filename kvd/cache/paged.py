@@ -20,7 +20,7 @@ from kvd.cache.forward import forward
 from kvd.cache.hostmem import HostBlock
 from kvd.cache.landing import BlockLanding
 from kvd.cache.layout import KVLayout
-from kvd.cache.plugin import LayerCache, OpaqueLayerCache, Step
+from kvd.cache.plugin import LayerCache, OpaqueLayerCache, Step, install_hook
 from kvd.cache.pool import KVPool
 from kvd.cache.prefix import PrefixIndex
 from kvd.cache.results import CacheStats, Match, PoolFull, Published
@@ -54,10 +54,13 @@ class PagedCache:
         first = min(max(initial_blocks, 1), self.max_blocks)
         self.manager = BlockManager(self.index, first)
         self.pool = KVPool(layout, block_size, first)
+        install_hook()
         self.sequences: set[CachedSequence] = set()
         layers = range(len(layout.layers))
         self._plain = [LayerCache(self.pool, layer) for layer in layers]
         self._opaque: list[LayerCache] = [OpaqueLayerCache(self.pool, layer) for layer in layers]
+        self.opaque_allowed = True
+        """whether the model takes opaque keys (`kvd.cache.check`); without, decode is one sequence at a time"""
         self._on_bytes = on_bytes
         self._owner = threading.get_ident()
         self._released: deque[int] = deque()

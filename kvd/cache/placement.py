@@ -52,10 +52,20 @@ def place(free: Collection[int], usable: Collection[int], claimed: Collection[in
     return None
 
 
-def spare(free: Collection[int], claimed: Collection[int], avoid: int) -> int | None:
-    """A free block to move a known one to: the end of the smallest gap nobody is expected to grow into."""
-    for blocks in ([b for b in free if b not in claimed and b != avoid], [b for b in free if b != avoid]):
-        smallest = min(gaps(blocks), key=lambda gap: gap.length, default=None)
-        if smallest is not None:
-            return smallest.last
+def spare(free: Collection[int], claimed: Collection[int], avoid: int, follow: int | None, length: int) -> int | None:
+    """A free block to move a known one to, so that a chain that moves block by block stays one run.
+
+    Behind its parent (block `follow`) where that is free; else at the end of the smallest gap that takes the `length`
+    blocks which will follow it; blocks that live sequences are expected to grow into only where nothing else is free.
+    """
+    candidates = [b for b in free if b not in claimed and b != avoid]
+    if follow is not None and follow + 1 in free and follow + 1 not in claimed and follow + 1 != avoid:
+        return follow + 1
+    for blocks in (candidates, [b for b in free if b != avoid]):
+        found = gaps(blocks)
+        fitting = min((gap for gap in found if gap.length >= length), key=lambda gap: gap.length, default=None)
+        if fitting is not None:
+            return fitting.last - length + 1
+        if found:
+            return max(found, key=lambda gap: gap.length).start
     return None

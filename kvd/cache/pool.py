@@ -13,6 +13,7 @@ import mlx.core as mx
 from kvd.cache.blocks import Move
 from kvd.cache.hostmem import Generation, addressable
 from kvd.cache.layout import KVLayout, Part
+from kvd.cache.side import Side
 
 Parts = tuple[mx.array, ...]
 """One side of a layer: (rows,) native, or (words, scales, biases) quantised."""
@@ -73,7 +74,8 @@ class KVPool:
             self._retired.append(generation)
         generation = None
         kept = self.blocks * self.block_size
-        self._unindex()
+        self.k.clear()
+        self.v.clear()
         for i, part in enumerate(self.parts):
             larger = _zeros(part, blocks * self.block_size)
             larger[..., :kept, :] = self.arrays[i]
@@ -128,6 +130,10 @@ class KVPool:
             array[..., start : start + rows, :] = part[..., :rows, :]
         mx.eval(self.arrays)
 
+    def zero(self, block: int) -> None:
+        """Wipe what a failed restore left: bytes that happen to be NaN would spoil products that mask them."""
+        self.put(block, [_zeros(part, self.block_size) for part in self.parts], self.block_size)
+
     def carry_over(self, generation: Generation, block: int, rows: int) -> None:
         """Rows that were written into older buffers while the pool grew: bring them into the current ones."""
         if generation is not self._generation:
@@ -147,15 +153,12 @@ class KVPool:
         return Generation(arrays, rows)
 
     def _index(self) -> None:
-        layers = range(len(self.layout.layers))
         sides: dict[tuple[int, str], list[mx.array]] = {}
         for part, array in zip(self.parts, self.arrays, strict=True):
             sides.setdefault((part.layer, part.side), []).append(array)
-        self.k: list[Parts] = [tuple(sides[layer, "k"]) for layer in layers]
-        self.v: list[Parts] = [tuple(sides[layer, "v"]) for layer in layers]
-
-    def _unindex(self) -> None:
-        self.k, self.v = [], []
+        layers = list(enumerate(self.layout.layers))
+        self.k = [Side(tuple(sides[i, "k"]), layer.k, self.block_size) for i, layer in layers]
+        self.v = [Side(tuple(sides[i, "v"]), layer.v, self.block_size) for i, layer in layers]
 
 
 def _zeros(part: Part, rows: int) -> mx.array:

@@ -116,10 +116,12 @@ class CachedSequence:
         size = self.cache.block_size
         for entry in match.blocks:
             if not self._take(entry, size):
-                return
+                break
             self._chains.append(entry.chain)
-        if match.child is not None:
-            self._take(match.child, match.child_rows)
+        else:
+            if match.child is not None:
+                self._take(match.child, match.child_rows)
+        self._straighten()
 
     def extend(self, tokens: Sequence[int]) -> int:
         """Take what another sequence has made known of the tokens that come next; returns the rows gained."""
@@ -138,6 +140,7 @@ class CachedSequence:
         else:
             if match.child is not None:
                 self._take(match.child, match.child_rows)
+        self._straighten()
         return self.rows - before
 
     def fork(self) -> CachedSequence:
@@ -235,6 +238,29 @@ class CachedSequence:
             after = self._table[-1] if self._table else None
             self._table.append(self.cache.manager.obtain(self, after, self._wanted()))
         self._runs = None
+
+    def _straighten(self) -> None:
+        """Make one run of what was taken, as far as nobody else uses it: the rest moves next to the longest run."""
+        runs, size = self.runs(), self.cache.block_size
+        if len(runs) < 2:
+            return
+        start, length = max(runs, key=lambda run: run[1])
+        anchor = self._table.index(start // size)
+        for at in range(anchor + length, len(self._table)):
+            if not self._relocated(at, self._table[at - 1] + 1):
+                break
+        for at in range(anchor - 1, -1, -1):
+            if not self._relocated(at, self._table[at + 1] - 1):
+                break
+        self.cache.run_moves()
+
+    def _relocated(self, at: int, target: int) -> bool:
+        if self._table[at] == target:
+            return True
+        if not self.cache.manager.relocate(self._table[at], target):
+            return False
+        self._table[at], self._runs = target, None
+        return True
 
     def _take(self, entry: Entry, rows: int) -> bool:
         if entry.block is None:

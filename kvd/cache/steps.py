@@ -1,88 +1,140 @@
 """How one forward pass reads and writes the pool, chosen by the shape of its batch.
 
-run     one sequence in one run: zero-copy views, the model's own fused attention
-gather  one sequence in several runs: its runs are put together per layer, for this pass only
+run       one sequence in one run: zero-copy views, the model's own fused attention
+gathered  one sequence, several rows at once, in several runs or quantised: put together per layer, for this pass only
+bundled   decode: rows that share a prefix are folded into one product; rows on their own attend on views of their runs;
+          scattered ones through the block table
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from kvd.cache.plugin import Step
-from kvd.cache.pool import KVPool, Parts
+from kvd.cache.attention import PagedTails, attend_bundle, attend_view
+from kvd.cache.plan import Bundle, Piece, View, bundles, pieces
+from kvd.cache.plugin import OpaqueKV, Step
+from kvd.cache.pool import KVPool
+from kvd.cache.side import Side
 
 if TYPE_CHECKING:
     from kvd.cache.paged import PagedCache
     from kvd.cache.sequence import CachedSequence
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows [start, stop) of the pool."""
-
-    start: int
-    stop: int
-
-
-def pieces(runs: Sequence[tuple[int, int]], block_size: int, first: int, stop: int) -> list[Piece]:
-    """Where rows [first, stop) of a sequence lie, in order. runs: (first row in the pool, blocks)."""
-    found: list[Piece] = []
-    at = 0
-    for start, blocks in runs:
-        length = blocks * block_size
-        low, high = max(first, at), min(stop, at + length)
-        if low < high:
-            found.append(Piece(start + low - at, start + high - at))
-        at += length
-    return found
-
-
 def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int, discard_last: bool) -> Step:
     """count: new tokens per sequence."""
-    if len(sequences) > 1:
-        raise NotImplementedError("batches")
-    sequence = sequences[0]
+    size = cache.block_size
     if discard_last:
-        assert count == 1 and sequence.rows >= 1
-        offset, stop = sequence.rows - 1, sequence.rows
-        written: list[Piece] = []
-    else:
-        offset, stop = sequence.rows, sequence.rows + count
-        written = pieces(sequence.runs(), cache.block_size, offset, stop)
-        assert sum(piece.stop - piece.start for piece in written) == count, "rows were not reserved"
-    return SingleStep(cache.pool, offset, written, pieces(sequence.runs(), cache.block_size, 0, stop))
+        assert count == 1 and len(sequences) == 1 and sequences[0].rows >= 1
+    new = 0 if discard_last else count
+    views = [view(sequence, sequence.rows + new) for sequence in sequences]
+    offsets = [view.rows - count for view in views]
+    if len(views) > 1:
+        return BundledStep(cache.pool, views, offsets, new)
+    table, rows = views[0].table, views[0].rows
+    written = pieces(table, size, rows - new, rows)
+    read = pieces(table, size, 0, rows)
+    if count == 1 and cache.opaque_allowed and (len(read) > 1 or not cache.layout.native):
+        return BundledStep(cache.pool, views, offsets, new)
+    return SingleStep(cache.pool, offsets[0], written, read)
+
+
+def view(sequence: CachedSequence, rows: int) -> View:
+    table, blocks = sequence.block_table, -(-rows // sequence.cache.block_size)
+    assert len(table) >= blocks, "rows were not reserved"
+    return View(table[:blocks], rows)
 
 
 class SingleStep:
-    """One sequence. Plain arrays: a view of its run, or its runs put together."""
+    """One sequence. Plain arrays: a view of its run, or its rows put together (and dequantised) for this layer."""
 
     opaque = False
 
-    def __init__(self, pool: KVPool, offset: int, written: list[Piece], read: list[Piece]) -> None:
-        self.pool = pool
+    def __init__(self, pool: KVPool, offset: int, written: Sequence[Piece], read: Sequence[Piece]) -> None:
         self.offset: int | mx.array = offset
-        self.written = written
-        self.read = read
+        self._pool = pool
+        self._written = written
+        self._read = read
+        self._native = pool.layout.native
 
     def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        k, v = self.pool.k[layer], self.pool.v[layer]
-        self._write(k[0], keys)
-        self._write(v[0], values)
-        return self._view(k), self._view(v)
+        pool = self._pool
+        if self._native and len(self._read) == 1 and len(self._written) == 1:
+            (k,), (v,) = pool.k[layer].parts, pool.v[layer].parts
+            start, stop, first = self._written[0].start, self._written[0].stop, self._read[0].start
+            k[..., start:stop, :] = keys
+            v[..., start:stop, :] = values
+            return k[..., first:stop, :], v[..., first:stop, :]
+        return self._side(pool.k[layer], keys), self._side(pool.v[layer], values)
 
-    def _write(self, array: mx.array, rows: mx.array) -> None:
+    def _side(self, side: Side, rows: mx.array) -> mx.array:
+        if self._written:
+            write(side, self._written, rows)
+        views = [side.view(piece) for piece in self._read]
+        if len(views) == 1:
+            return side.dequantize(views[0])
+        return side.dequantize(tuple(mx.concatenate(list(parts), axis=-2) for parts in zip(*views, strict=True)))
+
+
+def write(side: Side, written: Sequence[Piece], rows: mx.array) -> None:
+    """Bring new rows into the pool, in place."""
+    for array, part in zip(side.parts, side.quantize(rows), strict=True):
         at = 0
-        for piece in self.written:
-            n = piece.stop - piece.start
-            array[..., piece.start : piece.stop, :] = rows[..., at : at + n, :] if len(self.written) > 1 else rows
-            at += n
+        for piece in written:
+            array[..., piece.start : piece.stop, :] = part[..., at : at + piece.rows, :]
+            at += piece.rows
 
-    def _view(self, parts: Parts) -> mx.array:
-        array = parts[0]
-        if len(self.read) == 1:
-            return array[..., self.read[0].start : self.read[0].stop, :]
-        return mx.concatenate([array[..., piece.start : piece.stop, :] for piece in self.read], axis=-2)
+
+class BundledStep:
+    """One token for each of N sequences (or one, in several runs or quantised)."""
+
+    opaque = True
+
+    def __init__(self, pool: KVPool, views: Sequence[View], offsets: Sequence[int], new: int) -> None:
+        size = pool.block_size
+        self._pool = pool
+        self.offset: int | mx.array = offsets[0] if len(views) == 1 else mx.array(list(offsets))
+        at = [view.table[(view.rows - 1) // size] * size + (view.rows - 1) % size for view in views]
+        self._written = Piece(at[0], at[0] + 1) if len(at) == 1 else mx.array(at)
+        self._new = new
+        plan = bundles(views, size)
+        self._bundles = [(bundle, PagedTails.of(bundle, size)) for bundle in plan]
+        order = [row for bundle in plan for row in bundle.rows]
+        self._back = None if order == sorted(order) else mx.array([order.index(row) for row in range(len(order))])
+        self._native = pool.layout.native
+
+    def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        k, v = self._pool.k[layer], self._pool.v[layer]
+        if self._new:
+            self._write(k, keys)
+            self._write(v, values)
+        handle = OpaqueKV(lambda queries, scale, mask: self._attend(k, v, queries, scale))
+        return handle, handle
+
+    def _write(self, side: Side, rows: mx.array) -> None:
+        if isinstance(self._written, Piece):
+            write(side, [self._written], rows)
+            return
+        for array, part in zip(side.parts, side.quantize(rows), strict=True):
+            array[..., self._written, :] = part.transpose(2, 1, 0, 3)
+
+    def _attend(self, k: Side, v: Side, queries: mx.array, scale: float) -> mx.array:
+        outs = []
+        for bundle, tails in self._bundles:
+            mine = queries if len(bundle.rows) == queries.shape[0] else _rows(queries, bundle)
+            if tails is None and len(bundle.shared) == 1 and len(bundle.rows) == 1 and self._native:
+                outs.append(attend_view(mine, k, v, bundle.shared[0], scale))
+            else:
+                outs.append(attend_bundle(mine, k, v, bundle.shared, tails, scale))
+        out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=0)
+        return out if self._back is None else out[self._back]
+
+
+def _rows(queries: mx.array, bundle: Bundle) -> mx.array:
+    first, last = bundle.rows[0], bundle.rows[-1]
+    if last - first + 1 == len(bundle.rows):
+        return queries[first : last + 1]
+    return queries[mx.array(bundle.rows)]

@@ -95,3 +95,19 @@ def finish(sequence: CachedSequence) -> None:
 def same(left: mx.array, right: mx.array) -> bool:
     """Bit for bit."""
     return bool(mx.array_equal(left.view(mx.uint32), right.view(mx.uint32)))
+
+
+def near(left: mx.array, right: mx.array, tolerance: float = 1e-3) -> bool:
+    """Promise 1 across attention paths: |delta logit| <= 1e-3 in float32."""
+    return bool(mx.abs(left.astype(mx.float32) - right.astype(mx.float32)).max().item() <= tolerance)
+
+
+def step_batch(net: Any, cache: PagedCache, sequences: Sequence[CachedSequence], tokens: Sequence[int]) -> mx.array:
+    for sequence in sequences:
+        sequence.reserve(1)
+    out = forward(net, cache, [(s, [t]) for s, t in zip(sequences, tokens, strict=True)])
+    mx.eval(out)
+    for sequence, token in zip(sequences, tokens, strict=True):
+        sequence.advance([token])
+    assert out is not None
+    return out

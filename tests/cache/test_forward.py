@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cache.support import BLOCK, ask, finish, model, new_cache, prompt, same, step, stock_logits
+from tests.cache.support import BLOCK, ask, finish, model, near, new_cache, prompt, same, step, stock_logits
 
 LENGTHS = [2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5, 10 * BLOCK + 3]
 
@@ -77,8 +77,8 @@ def test_live_sharing_copies_only_the_tail_and_both_stay_right():
     ones, twos = prompt(12, seed=5), prompt(12, seed=6)
     for one, two in zip(ones, twos, strict=True):
         a, b = step(net, cache, first, one), step(net, cache, second, two)
-    assert same(a, stock_logits(net, tokens + ones))
-    assert same(b, stock_logits(net, tokens + twos))
+    assert near(a, stock_logits(net, tokens + ones))
+    assert near(b, stock_logits(net, tokens + twos))
     assert set(first.block_table[:3]) == set(second.block_table[:3])
 
 

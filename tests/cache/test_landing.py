@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kvd.cache.pool import KVPool
-from tests.cache.support import BLOCK, ask, finish, model, new_cache, prefill, prompt, same, step, stock_logits
+from tests.cache.support import BLOCK, ask, finish, model, near, new_cache, prefill, prompt, same, step, stock_logits
 
 
 @pytest.fixture(params=["in place", "staged"])
@@ -91,6 +91,7 @@ def test_a_restored_child_is_used_up_to_the_divergence(addressable):
     prefill(net, cache, sequence, other[:-1])
     assert same(step(net, cache, sequence, other[-1]), stock_logits(net, other))
     assert len(sequence.runs()) == 1
+    finish(sequence)
     got, _, computed = ask(net, cache, tokens)
     assert computed == 1
     assert same(got, stock_logits(net, tokens))
@@ -173,7 +174,7 @@ def test_a_block_is_neither_evicted_nor_overwritten_while_a_writer_reads_it():
     for seed in range(3):
         branch = tokens[: BLOCK + 2] + prompt(5, seed=seed)
         got, sequence, _ = ask(net, cache, branch)
-        assert same(got, stock_logits(net, branch))
+        assert near(got, stock_logits(net, branch))
         sequence.close()
     assert [bytes(buffer) for buffer in handle.buffers()] == before
     thread = threading.Thread(target=handle.release)

@@ -1,0 +1,77 @@
+"""One side (K or V) of one layer: the pool's arrays and how their rows are multiplied in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from kvd.cache.layout import Precision
+from kvd.cache.plan import Piece
+
+Parts = tuple[mx.array, ...]
+"""(rows,) native, or (words, scales, biases) quantised; each `[1, kv_heads, rows, width]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Refers to the pool's array objects, which stay the same across updates; views are taken when they are used."""
+
+    parts: Parts
+    precision: Precision
+    block_size: int
+
+    def view(self, piece: Piece) -> Parts:
+        return tuple(part[..., piece.start : piece.stop, :] for part in self.parts)
+
+    def plain(self, piece: Piece) -> mx.array:
+        """Rows of a piece in the native type; a copy only where they are quantised."""
+        return self.dequantize(self.view(piece))
+
+    def dequantize(self, rows: Parts) -> mx.array:
+        if self.precision.native:
+            return rows[0]
+        words, scales, biases = rows
+        return mx.dequantize(words, scales, biases, group_size=self.precision.group, bits=self.precision.bits)
+
+    def quantize(self, rows: mx.array) -> Parts:
+        """Rows as the pool keeps them."""
+        if self.precision.native:
+            return (rows,)
+        return tuple(mx.quantize(rows, group_size=self.precision.group, bits=self.precision.bits))
+
+    def scores(self, queries: mx.array, piece: Piece) -> mx.array:
+        """[1, kv_heads, M, dim] x the rows of a piece -> [1, kv_heads, M, T]."""
+        return self._product(queries, self.view(piece), transpose=True)
+
+    def mix(self, weights: mx.array, piece: Piece) -> mx.array:
+        """[1, kv_heads, M, T] x the rows of a piece -> [1, kv_heads, M, dim]."""
+        return self._product(weights, self.view(piece), transpose=False)
+
+    def paged_scores(self, queries: mx.array, table: mx.array) -> mx.array:
+        """[rows, 1, kv_heads, G, dim] over the blocks of `table` [rows, n, kv_heads] -> [rows, n, kv_heads, G, B]."""
+        return self._gathered(queries, table, transpose=True)
+
+    def paged_mix(self, weights: mx.array, table: mx.array) -> mx.array:
+        """[rows, n, kv_heads, G, B] over the blocks of `table` -> [rows, n, kv_heads, G, dim]."""
+        return self._gathered(weights, table, transpose=False)
+
+    def _product(self, left: mx.array, rows: Parts, transpose: bool) -> mx.array:
+        if self.precision.native:
+            return left @ (rows[0].swapaxes(-1, -2) if transpose else rows[0])
+        words, scales, biases = rows
+        group, bits = self.precision.group, self.precision.bits
+        return mx.quantized_matmul(
+            left, words, scales, biases, transpose=transpose, group_size=group, bits=bits
+        )
+
+    def _gathered(self, left: mx.array, table: mx.array, transpose: bool) -> mx.array:
+        blocks = [part.reshape(-1, self.block_size, part.shape[-1]) for part in self.parts]
+        if self.precision.native:
+            right = blocks[0].swapaxes(-1, -2) if transpose else blocks[0]
+            return mx.gather_mm(left, right, rhs_indices=table)
+        words, scales, biases = blocks
+        group, bits = self.precision.group, self.precision.bits
+        return mx.gather_qmm(
+            left, words, scales, biases, rhs_indices=table, transpose=transpose, group_size=group, bits=bits
+        )

@@ -1,0 +1,94 @@
+"""Decode batches: every row's logits are those of the sequence alone, whatever shares the batch."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from kvd.cache import plan
+from kvd.cache.paged import forward
+from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step, step_batch, stock_logits
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("lengths", [(5, 9), (3, 40, 17), (8, 16, 24, 7, 1, 33, 2, 50)])
+def test_strangers_of_unequal_length_decode_together(family, lengths):
+    net = model(family)
+    cache = new_cache(net, blocks=128)
+    prompts = [prompt(length, seed=i) for i, length in enumerate(lengths)]
+    sequences = [ask(net, cache, tokens)[1] for tokens in prompts]
+    answers = [prompt(12, seed=100 + i) for i in range(len(lengths))]
+    for i in range(12):
+        out = step_batch(net, cache, sequences, [answer[i] for answer in answers])
+    for i, (tokens, answer) in enumerate(zip(prompts, answers, strict=True)):
+        assert near(out[i : i + 1], stock_logits(net, tokens + answer)), i
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("rows", [2, 5])
+def test_rows_that_share_a_prefix_decode_together(monkeypatch, fold, rows):
+    monkeypatch.setattr(plan, "SHARED_ROWS", BLOCK if fold else 10**6)
+    net = model()
+    cache = new_cache(net, blocks=128)
+    prefix = prompt(4 * BLOCK)
+    sequences, histories = [], []
+    for i in range(rows):
+        tokens = prefix + prompt(3 + 5 * i, seed=i)
+        _, sequence, computed = ask(net, cache, tokens)
+        assert computed == len(tokens) - (4 * BLOCK if i else 0)
+        sequences.append(sequence)
+        histories.append(tokens)
+    for i in range(10):
+        out = step_batch(net, cache, sequences, [(7 * i + row) % 500 for row in range(rows)])
+        for row in range(rows):
+            histories[row] = [*histories[row], (7 * i + row) % 500]
+    for row in range(rows):
+        assert near(out[row : row + 1], stock_logits(net, histories[row])), row
+    shared = {block for sequence in sequences for block in sequence.block_table[:4]}
+    assert len(shared) == 4
+
+
+def test_forks_share_their_prompt_and_part_at_the_first_token():
+    net = model()
+    cache = new_cache(net)
+    tokens = prompt(2 * BLOCK + 3)
+    _, first, _ = ask(net, cache, tokens)
+    twins = [first, first.fork(), first.fork()]
+    live = cache.stats.blocks_live
+    assert live == 3
+    for i in range(6):
+        out = step_batch(net, cache, twins, [i, i + 50, i + 100])
+    for row, start in enumerate((0, 50, 100)):
+        assert near(out[row : row + 1], stock_logits(net, tokens + [start + i for i in range(6)]))
+
+
+def test_a_sequence_in_many_runs_decodes_through_the_block_table(monkeypatch):
+    net = model()
+    cache = new_cache(net, blocks=64)
+    tokens = prompt(12 * BLOCK + 1)
+    a, b = cache.open([], None), cache.open([], None)
+    history = []
+    while a.rows < len(tokens) - 1:
+        part = tokens[a.rows : a.rows + BLOCK]
+        for sequence in (a, b):
+            sequence.expected_rows = 0
+            cache.manager.unclaim(sequence)
+            sequence.reserve(len(part))
+            forward(net, cache, [(sequence, part)], logits=False)
+            sequence.advance(part)
+        history += part
+    assert max(len(a.runs()), len(b.runs())) > plan.SEGMENTS
+    for sequence in (a, b):
+        assert near(step(net, cache, sequence, 3), stock_logits(net, history + [3]))
+
+
+def test_half_precision_batches_stay_in_half_precision():
+    net = model("llama", dtype="float16")
+    cache = new_cache(net)
+    assert cache.layout.dtype == "float16"
+    prompts = [prompt(20, seed=1), prompt(31, seed=2)]
+    sequences = [ask(net, cache, tokens)[1] for tokens in prompts]
+    out = step_batch(net, cache, sequences, [4, 5])
+    assert out.dtype == mx.float16
+    for i, tokens in enumerate(prompts):
+        assert near(out[i : i + 1], stock_logits(net, tokens + [4 + i]), 0.05)

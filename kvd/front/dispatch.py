@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import msgpack
 
@@ -50,7 +49,7 @@ class Dispatch:
         model = services.registry.resolve(message.model, services.config.models.default)
         session.log.info(message.kind, model=model.name, bytes=len(message.packed))
         if services.fleet.slot(model).state is not State.LOADED and len(message.packed) <= PEEK_MOST:
-            session.until = _until(message.packed)
+            session.limit_s = _limit(message.packed)
         services.fleet.submit(session, model)
 
     def _verb(self, session: Session, message: Message) -> None:
@@ -76,8 +75,8 @@ class Dispatch:
             sessions.finish(session, "result", result)
 
 
-def _until(packed: bytes) -> float | None:
-    """When a request's own `timeout` ends, on the monotonic clock; other fields are skipped unread."""
+def _limit(packed: bytes) -> float | None:
+    """The request's own `timeout` in seconds; other fields are skipped unread."""
     unpacker = msgpack.Unpacker(max_buffer_size=PEEK_MOST)
     unpacker.feed(packed)
     try:
@@ -86,7 +85,7 @@ def _until(packed: bytes) -> float | None:
                 unpacker.skip()
                 continue
             value = unpacker.unpack()
-            return time.monotonic() + value if isinstance(value, (int, float)) and value > 0 else None
+            return float(value) if isinstance(value, (int, float)) and value > 0 else None
     except (ValueError, msgpack.exceptions.UnpackException) as problem:
         raise ProtocolError(f"not msgpack: {type(problem).__name__}") from None
     return None

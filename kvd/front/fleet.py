@@ -139,8 +139,8 @@ class Fleet:
         asleep, self._ticked = now - self._ticked > STALL_S, now
         for slot in self.slots:
             for session in list(slot.waiting):
-                if session.until is not None and now >= session.until:
-                    limit = round(session.until - session.born, 3)
+                limit = session.limit_s
+                if limit is not None and now - session.born >= limit:
                     late = Timeout(f"{limit} s passed before the model was loaded", limit_s=limit, stage="load")
                     self._fail_waiting(slot, session, late)
             if slot.worker is not None:

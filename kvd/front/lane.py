@@ -80,8 +80,13 @@ class Lane:
         else:
             self._schedule()
             return
-        if not self._closed and self._on_writable is not None and self._writable():
-            self._on_writable()
+        if not self._closed and self._on_writable is not None:
+            self._look_for_room(self._on_writable)
 
-    def _writable(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+    def _look_for_room(self, on_writable: Callable[[], None]) -> None:
+        """Asking takes the edge away: what came in meanwhile would lie there unread, so it is asked for as well."""
+        events = int(self._socket.getsockopt(zmq.EVENTS))
+        if events & zmq.POLLIN:
+            self._schedule()
+        if events & zmq.POLLOUT:
+            on_writable()

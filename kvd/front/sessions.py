@@ -28,7 +28,7 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One request from arrival to its terminal event. `born`, `heard` and `until` are of the monotonic clock."""
+    """One request from arrival to its terminal event. `born` and `heard` are of the monotonic clock."""
 
     id: str
     peer: Peer
@@ -39,7 +39,8 @@ class Session:
     model: str = ""
     stage: Stage = Stage.WAITING
     heard: float = 0.0
-    until: float | None = None
+    limit_s: float | None = None
+    """the request's own time limit, where the front must watch it"""
     load_s: float = 0.0
     repeat: tuple[str, dict[str, Any]] = ("queued", {"position": 0})
     on_cancel: Callable[[str], None] | None = field(default=None)

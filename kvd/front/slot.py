@@ -68,15 +68,14 @@ class Slot:
 
     def describe(self) -> dict[str, Any]:
         """One row of `models` and `status`."""
-        row: dict[str, Any] = {
-            "name": self.model.name, "state": self.state.value, "pinned": self.pinned, "ttl_s": self.ttl_s,
-            "last_used": self.last_used or None, "waiting": self.not_begun, "live": len(self.live),
-            "crashes": self.crashes.count(time.monotonic()), "kv": self.kv,
-        }  # fmt: skip
-        if self.crashes.down(time.monotonic()):
-            row["state"] = "down"
+        row: dict[str, Any] = {}
         if self.worker is not None:
             beat = self.worker.beat
             row |= self.worker.info | beat.stats
             row |= {"pid": self.worker.pid, "phase": beat.phase, "load_s": self.load_s, "log": str(self.worker.log)}
-        return row
+        now = time.monotonic()
+        return row | {
+            "name": self.model.name, "state": "down" if self.crashes.down(now) else self.state.value,
+            "pinned": self.pinned, "ttl_s": self.ttl_s, "last_used": self.last_used or None,
+            "waiting": self.not_begun, "live": len(self.live), "crashes": self.crashes.count(now), "kv": self.kv,
+        }  # fmt: skip

@@ -10,7 +10,7 @@ from tests.front.support import Client, Daemon, daemon
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Daemon]:
     """One daemon for a module's tests, with its model `demo`."""
-    with daemon("daemon.watchdog=2", "daemon.respawn_delay=0.2", "daemon.max_waiting=4") as made:
+    with daemon("daemon.respawn_delay=0.2", "daemon.max_waiting=4") as made:
         yield made
 
 

@@ -2,6 +2,7 @@
 
     say N            N text events, then done          hold          no event until cancelled
     slow N SECONDS   the same with pauses              abort         die by SIGABRT
+    mute             no event at all until cancelled
     flood N SIZE     N texts of SIZE characters        stuck         beat as if one step never ended
     exit STATUS      leave without a word              stop          SIGSTOP oneself
     store N          reserve, write, commit N blocks, then done with what is stored
@@ -33,7 +34,7 @@ class FakeWorker:
         self.live: dict[str, threading.Event] = {}
         self.lock = threading.Lock()
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.SNDHWM, 200)
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.socket.connect(f"ipc://{args.connect}")
         self.out: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
@@ -122,6 +123,8 @@ class FakeWorker:
             case ["stuck"]:
                 self.phase, self.at = "decode", time.monotonic()
                 time.sleep(1000)
+            case ["mute"]:
+                self.live[work.id].wait()
             case ["hold"]:
                 self.event("progress", work.id, done=1, total=2, cached=0)
                 self.live[work.id].wait()

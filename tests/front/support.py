@@ -68,6 +68,16 @@ class Client:
     def result(self, id: str, seconds: float = PATIENCE_S) -> Message:
         return list(self.events(id, seconds))[-1]
 
+    def results(self, ids: set[str], seconds: float = PATIENCE_S) -> dict[str, Message]:
+        """The terminal messages of several requests."""
+        found: dict[str, Message] = {}
+        end = time.monotonic() + seconds
+        while ids - found.keys():
+            message = self.next(max(0.0, end - time.monotonic()))
+            if message.kind in wire.TERMINAL:
+                found[message.id] = message
+        return found
+
     def call(self, kind: str, body: dict[str, Any] | None = None, model: str = "") -> dict[str, Any]:
         message = self.result(self.ask(kind, body, model))
         assert message.kind != "error", message.body

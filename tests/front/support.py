@@ -98,6 +98,7 @@ class Daemon:
         self.home = Path(tempfile.mkdtemp(prefix="kvd", dir="/tmp"))
         self.flags = flags
         self.socket = self.home / "run" / "kvd.sock"
+        self.process: subprocess.Popen[bytes]
         for name in models:
             self.add(name)
 
@@ -166,10 +167,12 @@ class Daemon:
 
 
 @contextmanager
-def daemon(*flags: str, models: tuple[str, ...] = ("demo",)) -> Iterator[Daemon]:
+def daemon(
+    *flags: str, models: tuple[str, ...] = ("demo",), limits: Callable[[], None] | None = None
+) -> Iterator[Daemon]:
     made = Daemon(*flags, models=models)
-    made.start()
     try:
+        made.start(limits)
         yield made
     finally:
         made.remove()

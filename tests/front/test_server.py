@@ -1,0 +1,122 @@
+"""Whatever arrives on the sockets, others are served and nothing grows (F35)."""
+
+from __future__ import annotations
+
+import random
+import resource
+import socket
+import struct
+from collections.abc import Iterator
+from functools import partial
+
+import psutil
+import pytest
+
+from kvclient import wire
+from tests.front.support import Client, Daemon, daemon, until
+
+GREETING = b"\xff" + struct.pack(">Q", 1) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+
+
+def works(made: Daemon) -> None:
+    with made.client() as client:
+        assert client.call("generate", {"prompt": "say 2"}, "demo")["choices"][0]["text"] == "01"
+
+
+@pytest.fixture(autouse=True)
+def others_are_served(shared: Daemon) -> Iterator[None]:
+    works(shared)
+    yield
+    works(shared)
+
+
+def test_random_frames_are_dropped_and_counted(shared: Daemon, client: Client) -> None:
+    dice = random.Random(7)
+    before = shared.count("kvd_protocol_errors_total", "malformed")
+    for _ in range(300):
+        frames = [dice.randbytes(dice.choice([0, 1, 10, 5000])) for _ in range(dice.randint(1, 5))]
+        client.socket.send_multipart(frames)
+    until(lambda: shared.count("kvd_protocol_errors_total", "malformed") == before + 300, "all to be counted")
+
+
+@pytest.mark.parametrize("version", [0, 2, None, "1"])
+def test_another_version_gets_an_error_that_names_both(client: Client, version: object) -> None:
+    header = wire.pack({"v": version, "t": "ping", "id": "other"})
+    client.socket.send_multipart([header, wire.pack({})])
+    error = client.result("other").body
+    assert error["code"] == "protocol"
+    assert (error["details"]["theirs"], error["details"]["ours"]) == (version, wire.VERSION)
+
+
+@pytest.mark.parametrize("verb", ["nonsense", "", "generate\n"])
+def test_an_unknown_verb_is_a_bad_request(client: Client, verb: str) -> None:
+    assert client.result(client.ask(verb)).body["code"] == "bad_request"
+
+
+def test_an_unknown_field_is_a_bad_request(client: Client) -> None:
+    assert client.result(client.ask("load", {"model": "demo", "speed": 9})).body["details"]["field"] == "speed"
+
+
+def test_work_does_not_belong_on_the_control_socket(shared: Daemon) -> None:
+    with shared.control() as control:
+        assert control.result(control.ask("generate", {"prompt": "say 1"})).body["code"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        GREETING[:20],
+        GREETING,
+        GREETING + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER" + b"\x02" + b"\xff" * 8 + b"x",
+    ],
+    ids=["nothing", "http", "half-greeting", "no-handshake", "huge-length"],
+)
+def test_half_messages_and_foreign_protocols_cost_nothing(shared: Daemon, sent: bytes) -> None:
+    process = psutil.Process(shared.process.pid)
+    before = process.memory_info().rss
+    raw = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    for one in raw:
+        one.connect(str(shared.socket))
+        one.sendall(sent)
+    works(shared)
+    assert process.memory_info().rss < before + 50 * 2**20
+    for one in raw:
+        one.close()
+
+
+def test_a_body_over_the_limit_ends_its_connection_alone(shared: Daemon) -> None:
+    with shared.client() as big:
+        big.socket.send_multipart([wire.pack({"v": 1, "t": "ping", "id": "big"}), bytes(wire.MAX_BODY + 1)])
+        works(shared)
+        assert not big.socket.poll(200)
+
+
+def test_connections_up_to_the_descriptor_limit_shut_the_gate_until_they_go() -> None:
+    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 160))
+    with daemon(limits=few) as made:
+        works(made)
+        raw = []
+        for _ in range(400):
+            one = socket.socket(socket.AF_UNIX)
+            one.settimeout(0.2)
+            raw.append(one)
+            try:
+                one.connect(str(made.socket))
+            except OSError:
+                break
+        else:
+            raise AssertionError("400 connections were taken")
+        with made.control() as control:
+            status = control.call("status")
+        assert status["clients"]["gated"]
+        process = psutil.Process(made.process.pid)
+        before = process.cpu_times().user + process.cpu_times().system
+        until(lambda: not made.socket.exists(), "the gate")
+        assert process.num_fds() < 160
+        for one in raw:
+            one.close()
+        until(made.socket.exists, "the gate to open")
+        works(made)
+        assert process.cpu_times().user + process.cpu_times().system - before < 2.0

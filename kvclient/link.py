@@ -7,6 +7,7 @@ client that goes away is seen by the daemon as a lost peer.
 from __future__ import annotations
 
 import socket as sockets
+import struct
 import threading
 import time
 from collections import deque
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from kvclient import wire
 from kvclient.core import Reply, Request, Watch, received, request
@@ -172,7 +172,8 @@ class Exchange:
         """Asked before the messages are read, so that what came before the loss is still found."""
         lost = False
         while (frames := _receive(self._monitor)) is not None:
-            lost |= bool(parse_monitor_message(frames)["event"] & LOST)
+            event: int = struct.unpack_from("=H", frames[0])[0]
+            lost |= bool(event & LOST)
         return lost
 
     def _gone(self) -> None:

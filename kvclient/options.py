@@ -94,7 +94,9 @@ def parser() -> Parser:
 
 def parse(words: Sequence[str]) -> Asked:
     """Raises SystemExit (with argparse's message written) or BadRequest for a value out of range."""
-    got = parser().parse_intermixed_args(list(words))
+    given = list(words)
+    end = given.index("--") if "--" in given else len(given)
+    got = parser().parse_intermixed_args(given[:end])
     if got.raw and got.system is not None:
         raise BadRequest("--raw has no chat template, so -s has no place")
     options = {
@@ -104,7 +106,7 @@ def parse(words: Sequence[str]) -> Asked:
     }  # fmt: skip
     checked = fields.checked("generate", {**options, "prompt": ""})
     del checked["prompt"]
-    prompt = " ".join(got.prompt)
+    prompt = " ".join([*got.prompt, *given[end + 1:]])
     for name, text in (("PROMPT", prompt), ("-s", got.system or "")):
         fields.string()(name, text)
     return Asked(

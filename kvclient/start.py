@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvclient import paths
 from kvclient.errors import BadRequest, Unreachable
 from kvclient.link import probe
+
+if TYPE_CHECKING:
+    import subprocess
 
 DEADLINE_S: Final = 30.0
 """From the first look to a daemon that listens."""
@@ -36,7 +38,7 @@ def allowed(home: Path) -> bool:
     "not allowed": the daemon is the one to complain about it."""
     if word := os.environ.get("KVD_AUTOSTART"):
         if (answer := WORDS.get(word.lower())) is None:
-            raise BadRequest(f"KVD_AUTOSTART must be 1 or 0, got {word[:40]!r}")
+            raise BadRequest(f"KVD_AUTOSTART must be 1 or 0, got {word[:40]!r}", value=word[:40])
         return answer
     try:
         text = (home / "kvd.toml").read_text()
@@ -71,8 +73,8 @@ class Start:
     """A start in progress: call `ready` until it is True, `POLL_S` apart (so a caller may await in between). Close it
     in any case."""
 
-    def __init__(self, socket: Path, home: Path, report: Report, serve: Callable[[], list[str]] = command) -> None:
-        self._socket, self._home, self._report, self._serve = socket, home, report, serve
+    def __init__(self, socket: Path, home: Path, report: Report) -> None:
+        self._socket, self._home, self._report = socket, home, report
         self._began = time.monotonic()
         self._ended: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -122,7 +124,9 @@ class Start:
         return True
 
     def _spawn(self) -> None:
-        words = self._serve()
+        words = command()
+        import subprocess
+
         self._report(f"starting `{' '.join(words)}`")
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -141,12 +145,12 @@ class Start:
         except OSError:
             return "it said nothing"
         said = [line for line in lines if line.strip()]
-        return said[-1][:300] if said else f"it said nothing; try `{' '.join(self._serve())}`"
+        return said[-1][:300] if said else f"it said nothing; try `{' '.join(command())}`"
 
 
 @contextmanager
-def starting(socket: Path, report: Report | None = None, serve: Callable[[], list[str]] = command) -> Iterator[Start]:
-    start = Start(socket, paths.home(), report or say, serve)
+def starting(socket: Path, report: Report | None = None) -> Iterator[Start]:
+    start = Start(socket, paths.home(), report or say)
     try:
         yield start
     finally:

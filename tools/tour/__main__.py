@@ -71,7 +71,8 @@ def home_of_tour() -> Iterator[Path]:
 
 
 def tour(home: Path, say: Say) -> tuple[list[Row], dict[str, Asked]]:
-    exam, shell = Exam.fresh(), Exam.fresh()
+    private = not os.environ.get("KVD_HOME")
+    exam, shell = Exam.fresh(document.ROLE, private), Exam.fresh(document.SHELL_ROLE, private)
     counter = Counter(home / "models" / MODEL)
     size = len(counter.ids(exam.messages(document.FIRST)))
     say(f"the document is {document.DOCUMENT.name}; with the question it has {size:,} tokens")
@@ -89,9 +90,9 @@ def tour(home: Path, say: Say) -> tuple[list[Row], dict[str, Asked]]:
             say(f"another question: {document.OTHER}")
             asked["other question"] = ask(client, MODEL, exam, document.OTHER)
             say(f"kv {document.SHELL_FIRST!r} < {document.DOCUMENT.name}")
-            asked["kv, question 1"] = ask_shell(home, MODEL, shell, shell.system, document.SHELL_FIRST)
+            asked["kv, question 1"] = ask_shell(home, MODEL, shell, document.SHELL_FIRST)
             say(f"kv {document.SHELL_SECOND!r} < {document.DOCUMENT.name}")
-            asked["kv, question 2"] = ask_shell(home, MODEL, shell, shell.system, document.SHELL_SECOND)
+            asked["kv, question 2"] = ask_shell(home, MODEL, shell, document.SHELL_SECOND)
         say("restarting the daemon")
         daemon.restart()
         with daemon.client() as client:

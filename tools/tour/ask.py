@@ -45,10 +45,10 @@ def ask(client: Client, model: str, exam: Exam, question: str) -> Asked:
     raise RuntimeError("the stream ended without an answer")
 
 
-def ask_shell(home: Path, model: str, exam: Exam, system: str, question: str) -> Asked:
+def ask_shell(home: Path, model: str, exam: Exam, question: str) -> Asked:
     """`kv -m MODEL -s SYSTEM "question" < document`."""
     kv = str(Path(sys.executable).parent / "kv")
-    words = [kv, "-m", model, "-s", system, "-n", str(ANSWER), "-t", "0", "--json", question]
+    words = [kv, "-m", model, "-s", exam.system, "-n", str(ANSWER), "-t", "0", "--json", question]
     env = {**os.environ, "KVD_HOME": str(home)}
     done = subprocess.run(words, input=exam.document, capture_output=True, text=True, env=env)
     if done.returncode:

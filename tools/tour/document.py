@@ -12,6 +12,8 @@ from kvclient import compose
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "LICENSE"
 ROLE = "You answer questions about a document in one short sentence."
+SHELL_ROLE = "You answer questions about a document in a few words."
+"""another system text, so that the first question through the shell is cold too"""
 FIRST = "Which version of the licence is this?"
 OTHER = "What does a recipient get from each contributor?"
 SHELL_FIRST = "What is the title of this document?"
@@ -21,15 +23,16 @@ KILLED = "Who is a contributor?"
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Questions on the document, under a system text that no earlier run used: so the first of them is cold, in
-    whatever home this runs."""
+    """Questions on the document under one system text."""
 
     document: str
     system: str
 
     @classmethod
-    def fresh(cls) -> Exam:
-        return cls(DOCUMENT.read_text(encoding="utf-8"), f"Session {secrets.token_hex(4)}. {ROLE}")
+    def fresh(cls, role: str, private: bool) -> Exam:
+        """In a home that others use too, the system text gets a word that no earlier run had: the first is cold."""
+        word = "" if private else f"Session {secrets.token_hex(4)}. "
+        return cls(DOCUMENT.read_text(encoding="utf-8"), word + role)
 
     def messages(self, question: str) -> list[dict[str, Any]]:
         return compose.messages(compose.text(self.document, question), self.system)

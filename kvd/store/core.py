@@ -21,7 +21,7 @@ from kvd.store.ledger import Ledger
 from kvd.store.pins import Pins
 from kvd.store.scan import Lying, remove
 from kvd.store.table import Slot, Table
-from kvd.store.tree import INDEX_FILES, SMALL, Tree
+from kvd.store.tree import INDEX_FILES, OURS, Tree
 from kvd.store.wear import Wear
 
 DAMAGED_INDEX = frozenset(
@@ -68,9 +68,9 @@ class Core:
 
     def measure(self) -> None:
         """Bring the ledger's `other` up to date: index, folders and small files are measured, the rest is known."""
-        paths = [*self.tree.folders, *(self.tree.namespace(n) for n in self.namespaces)]
+        paths = [self.tree.root, *(self.tree.namespace(n) for n in self.namespaces)]
         paths += [os.path.join(self.tree.index, name) for name in INDEX_FILES]
-        paths += [self.tree.small(name) for name in SMALL]
+        paths += [self.tree.small(name) for name in OURS]
         total = 0
         for path in paths:
             with contextlib.suppress(FileNotFoundError):

@@ -5,6 +5,7 @@ Workers use this module; it knows no LMDB and no mlx. Any thread may call it: al
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -96,6 +97,7 @@ class ShardReader:
         """size and checksum: of the index, checked if given. Raises ShardDamaged; OSError (FileNotFoundError: it
         vanished, look up once more)."""
         self._files = files
+        self._path = path
         self._fd = files.open(path)
         self._next = 0
         self._at = 0
@@ -119,7 +121,7 @@ class ShardReader:
         wanted = sum(len(view) for group in groups for view in group)
         flat = [view for group in groups for view in group]
         if read_into(self._files, self._fd, flat, self._at) != wanted:
-            raise ShardDamaged("truncated", "short read")
+            raise OSError(errno.EIO, "short read", self._path)
         for index, group in enumerate(groups, self._next):
             if _digest(group) != self.parsed.sums[index]:
                 raise ShardDamaged("checksum", self.header.tensors[index].name)
@@ -170,7 +172,7 @@ def _read_parsed(files: Files, fd: int, size: int) -> Parsed:
         got += read_into(files, fd, [memoryview(rest)], len(first))
         first += rest
     if got < length:
-        raise ShardDamaged("truncated", "short read")
+        raise OSError(errno.EIO, "short read")
     return parse(bytes(first[:length]), size)
 
 

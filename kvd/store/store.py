@@ -67,7 +67,9 @@ class Store:
         core = Core(files, tree, limits, clock, Index(make))
         lock = None
         try:
-            os.makedirs(tree.root, mode=0o700, exist_ok=True)
+            if not os.path.isdir(tree.root):
+                os.makedirs(tree.root, mode=0o700)
+                files.fsync_dir(os.path.dirname(tree.root))
             lock = StoreLock(os.path.join(tree.root, "lock"))
             opening.make_folders(core)
             opening.fill(core)

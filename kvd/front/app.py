@@ -30,6 +30,7 @@ from kvd.front.sessions import Sessions
 from kvd.front.spawn import WORKER
 from kvd.front.storethread import StoreLike, StoreThread
 from kvd.front.verbs import Services
+from kvd.front.warmup import warm_up
 from kvd.home import Home, Lock, check_owner
 from kvd.models import blas
 from kvd.store.store import Store
@@ -85,8 +86,10 @@ class _Front:
         sessions.server = server
         stop.install(self._hang_up)
         ticker = asyncio.create_task(_tick(fleet, sessions))
+        warming = asyncio.create_task(warm_up(self._config.socket, self._config.warm.prompts))
         logger.info("ready", pid=os.getpid(), socket=str(self._config.socket), budget_bytes=ledger.budget)
         drain_s = await stop.wait()
+        warming.cancel()
         await fleet.close(drain_s)
         await store.close(STORE_CLOSE_S)
         ticker.cancel()

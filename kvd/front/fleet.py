@@ -100,13 +100,17 @@ class Fleet:
         while slot.state is not State.LOADED:
             task = self._start(slot)
             await asyncio.wait({task})
+            if task.cancelled():
+                raise self._not_loaded(slot)
             task.result()
         return slot.describe()
 
     async def unload(self, slot: Slot, reason: str, drain_s: float = 0.0) -> None:
         """End the model's process; requests at it end with an error unless they finish within `drain_s`."""
         worker = slot.worker
-        if worker is not None and slot.state is not State.STOPPING:
+        if worker is None and slot.loading is not None:
+            slot.loading.cancel()  # it has no process yet
+        elif worker is not None and slot.state is not State.STOPPING:
             self._metrics.add(Count.MODELS, reason)
             logger.info("unload", model=slot.model.name, reason=reason)
             if slot.state is State.LOADED:
@@ -243,7 +247,7 @@ class Fleet:
         return slot.loading
 
     def _load_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        problem = None if task.cancelled() else task.exception()
+        problem = self._not_loaded(slot) if task.cancelled() else task.exception()
         if problem is None:
             return
         if not isinstance(problem, KvdError):
@@ -253,6 +257,9 @@ class Fleet:
             self._metrics.add(Count.MEMORY, "load")
         for session in list(slot.waiting):
             self._fail_waiting(slot, session, problem)
+
+    def _not_loaded(self, slot: Slot) -> Cancelled:
+        return Cancelled(f"loading {slot.model.name} was cancelled", model=slot.model.name)
 
     def _send(self, slot: Slot, session: Session) -> None:
         assert slot.worker is not None

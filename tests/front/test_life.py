@@ -1,0 +1,135 @@
+"""One owner per home, clean stops, and nothing that outlives a killed front (F31, F36, F40)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvd.front.life import wait_for_old_workers
+from kvd.home import Home
+from tests.front.support import Daemon, daemon, until
+
+KILLS = 5
+
+
+def gone(process: psutil.Process) -> bool:
+    """Ended; nobody may have collected its status yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_second_daemon_refuses_with_the_pid_of_the_first() -> None:
+    with daemon() as first:
+        second = subprocess.run(
+            [sys.executable, "-m", "tests.front.serve", str(first.home)], capture_output=True, text=True, timeout=20
+        )
+        assert second.returncode == 75
+        assert f"in use by process {first.process.pid}" in second.stderr and "Traceback" not in second.stderr
+        assert first.status()["pid"] == first.process.pid
+
+
+def test_lock_and_sockets_of_a_killed_front_are_taken_over_and_no_worker_stays() -> None:
+    with daemon() as made:
+        for _ in range(KILLS):
+            with made.client() as client:
+                client.call("generate", {"prompt": "say 1"}, "demo")
+                held = client.ask("generate", {"prompt": "hold"}, "demo")
+                client.wait_for(held, "progress")
+                worker = psutil.Process(made.model()["pid"])
+                made.process.kill()
+                made.process.wait()
+                until(partial(gone, worker), "the worker's end", 1.5)
+            made.start()
+            status = made.status()
+            assert status["pid"] == made.process.pid and status["requests"] == []
+            until(lambda: made.status()["store"]["available"], "the store")
+            assert not list((made.home / "run" / "workers").iterdir())
+            assert not list((made.home / "tmp").iterdir())
+
+
+def test_a_new_front_opens_the_store_only_when_old_workers_are_gone(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    record = home.workers / "1-1"
+    code = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(record)], stdout=subprocess.PIPE) as old:
+        assert old.stdout is not None and old.stdout.readline()
+        record.write_text(f"{old.pid}\n")
+        assert wait_for_old_workers(home, patience_s=0.2) == 1
+        assert old.wait(5) == -signal.SIGKILL
+    assert not record.exists()
+    assert wait_for_old_workers(home) == 0
+
+
+def test_sigterm_lets_running_requests_finish() -> None:
+    with daemon() as made, made.client() as client:
+        id = client.ask("generate", {"prompt": "slow 10 0.05"}, "demo")
+        client.wait_for(id, "text")
+        made.process.send_signal(signal.SIGTERM)
+        assert client.result(id).body["choices"][0]["text"] == "0123456789"
+        assert made.process.wait(10) == 0
+        assert not made.socket.exists()
+
+
+def test_requests_that_do_not_finish_in_the_drain_time_get_a_terminal_event() -> None:
+    with daemon("daemon.drain=0.2") as made, made.client() as client:
+        running = client.ask("generate", {"prompt": "hold"}, "demo")
+        client.wait_for(running, "progress")
+        made.add("slow", "slow 60")
+        waiting = client.ask("generate", {"prompt": "say 1"}, "slow")
+        client.wait_for(waiting, "queued")
+        made.process.send_signal(signal.SIGTERM)
+        ends = client.results({running, waiting})
+        assert ends[waiting].body["code"] == "cancelled"
+        assert made.process.wait(10) == 0
+
+
+def test_while_it_drains_new_requests_are_refused() -> None:
+    with daemon("daemon.drain=20") as made, made.client() as client:
+        running = client.ask("generate", {"prompt": "hold"}, "demo")
+        client.wait_for(running, "progress")
+        client.call("shutdown", {})
+        refused = client.ask("generate", {"prompt": "say 1"}, "demo")
+        assert client.results({refused})[refused].body["code"] == "busy"
+        client.ask("cancel", {"id": running})
+        assert made.process.wait(10) == 0
+
+
+def test_a_second_sigterm_stops_at_once() -> None:
+    with daemon("daemon.drain=60") as made, made.client() as client:
+        running = client.ask("generate", {"prompt": "hold"}, "demo")
+        client.wait_for(running, "progress")
+        made.process.send_signal(signal.SIGTERM)
+        until(lambda: any(line["event"] == "unload" for line in made.logs()), "the first")
+        made.process.send_signal(signal.SIGTERM)
+        assert client.result(running).body["code"] == "cancelled"
+        assert made.process.wait(10) == 0
+
+
+def test_shutdown_is_answered_before_the_end() -> None:
+    with daemon() as made:
+        with made.control() as control:
+            assert control.call("shutdown", {"drain_s": 0})["pid"] == made.process.pid
+        assert made.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("name", ["store", "logs"])
+def test_a_home_that_cannot_be_used_is_one_clear_line(name: str) -> None:
+    made = Daemon()
+    try:
+        (made.home / name).write_text("in the way")
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.front.serve", str(made.home)], capture_output=True, text=True, timeout=20
+        )
+        assert done.returncode == 65 and "Traceback" not in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    finally:
+        subprocess.run(["rm", "-r", str(made.home)], check=True)

@@ -23,11 +23,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from kvd import config
+    from kvd.front.memory import budget, machine
     from kvd.home import Home
     from kvd.models.pull import pull
 
     home = Home.default()
     home.create()
-    pulled = pull(args.source, home.root, name=args.name, force=args.force, copy=args.copy)
+    available = budget(config.load(home.root).memory.limit, machine())
+    pulled = pull(args.source, home.root, name=args.name, force=args.force, copy=args.copy, available=available)
     print(f'{pulled.name} is ready: kv -m {pulled.name} "Hello"')
     return 0

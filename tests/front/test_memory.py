@@ -1,0 +1,110 @@
+"""Memory is promised before it is used, and refused with both numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvclient.errors import OutOfMemory
+from kvd.front.memory import Ledger, _cgroup_limits, budget, machine
+from kvd.front.registry import Needs, needs, token_bytes
+from tests.front.support import daemon, until
+
+
+def test_a_refusal_names_what_is_needed_and_what_is_there_and_changes_nothing() -> None:
+    ledger = Ledger(100)
+    ledger.reserve("a", 60, 10)
+    with pytest.raises(OutOfMemory) as refused:
+        ledger.reserve("b", 30, 1)
+    assert refused.value.details["needed"] == 31 and refused.value.details["available"] == 30
+    assert ledger.used == 70
+    ledger.reserve("b", 29, 1)
+    assert ledger.free == 0
+
+
+def test_a_pool_grows_only_within_the_budget_and_gives_back() -> None:
+    ledger = Ledger(100)
+    ledger.reserve("a", 60, 10)
+    assert ledger.grow("a", 30) and not ledger.grow("a", 1)
+    assert ledger.grow("a", -20) and ledger.held("a").pool == 20
+    ledger.release("a")
+    assert ledger.used == 0
+
+
+def test_what_a_worker_reports_is_written_down() -> None:
+    ledger = Ledger(100)
+    ledger.reserve("a", 60, 10)
+    ledger.correct("a", 50, 25)
+    assert ledger.used == 75
+
+
+def test_the_lowest_limit_on_the_way_to_the_root_counts(tmp_path: Path) -> None:
+    inner = tmp_path / "user" / "app"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("max\n")
+    (tmp_path / "user" / "memory.max").write_text("123456\n")
+    own = tmp_path / "own"
+    own.write_text("0::/user/app\n")
+    assert min(_cgroup_limits(tmp_path, own)) == 123456
+
+
+def test_the_budget_is_the_configured_one_or_a_share() -> None:
+    assert budget(7, 100) == 7 and budget(None, 100) == 75
+    assert machine() > 2**20
+
+
+def test_on_the_cpu_weights_are_dense_when_they_fit_and_stay_packed_when_not() -> None:
+    wanted = Needs(dense=80, kept=12, stored=10, pool=5)
+    assert wanted.weights("cpu", 100) == 80
+    assert wanted.weights("cpu", 84) == 12
+    assert wanted.weights("metal", 100) == 10
+
+
+def test_bytes_per_token_follow_the_config() -> None:
+    config = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}
+    assert token_bytes(config) == 2 * 30 * 3 * 64 * 4
+    assert token_bytes({"text_config": config}) == token_bytes(config)
+    assert token_bytes({}) == 0
+
+
+def test_a_model_over_the_budget_is_refused_before_anything_starts() -> None:
+    with daemon("memory.limit=1000000", models=()) as made, made.client() as client:
+        made.add("huge", weights=4_000_000)
+        assert needs(made.home / "models" / "huge", 256).stored == 4_000_000
+        error = client.result(client.ask("generate", {"prompt": "say 1"}, "huge")).body
+        assert error["code"] == "out_of_memory"
+        assert error["details"]["needed"] > 4_000_000 and error["details"]["available"] == 1_000_000
+        assert str(error["details"]["needed"]) in error["message"] and "1000000" in error["message"]
+        assert made.count("kvd_workers_total", "started") == 0
+        assert made.count("kvd_memory_refusals_total", "load") == 1
+
+
+def test_the_longest_unused_idle_model_makes_room_but_never_a_pinned_or_busy_one() -> None:
+    flags = ("memory.limit=120000", "cache.pool_initial=20000")
+    with daemon(*flags, models=("a", "b", "c", "d")) as made, made.client() as client:
+
+        def states() -> dict[str, str]:
+            return {m["name"]: m["state"] for m in made.status()["models"]}
+
+        client.call("load", {"model": "a", "pin": True})
+        for name in ("b", "c"):
+            client.call("generate", {"prompt": "say 1"}, name)
+        assert states() == {"a": "loaded", "b": "loaded", "c": "loaded", "d": "not loaded"}
+        client.call("generate", {"prompt": "say 1"}, "d")
+        assert states()["b"] == "not loaded" and states()["a"] == states()["c"] == "loaded"
+        busy = [client.ask("generate", {"prompt": "hold"}, name) for name in ("c", "d")]
+        for id in busy:
+            client.wait_for(id, "progress")
+        error = client.results({client.ask("generate", {"prompt": "say 1"}, "b")})
+        assert [m.body["code"] for m in error.values()] == ["out_of_memory"]
+        assert states()["a"] == "loaded"
+
+
+def test_an_unused_model_goes_after_its_time_to_live_and_a_pinned_one_stays() -> None:
+    with daemon("models.ttl=0.3", models=("a", "b")) as made, made.client() as client:
+        client.call("load", {"model": "a", "pin": True})
+        client.call("load", {"model": "b"})
+        until(lambda: made.model("b")["state"] == "not loaded", "the end of its time")
+        assert made.model("a")["state"] == "loaded"
+        assert made.count("kvd_models_unloaded_total", "ttl") == 1

@@ -33,6 +33,9 @@ def forward(
     cache.assert_owner()
     tokens = [list(ids) for _, ids in batch]
     assert batch and (len(batch) == 1 or all(len(ids) == 1 for ids in tokens)) and len(tokens[0]) >= 1
+    if len(batch) > 1 and not cache.paths.opaque:
+        rows = [forward(model, cache, [item], logits=logits) for item in batch]
+        return mx.concatenate([row for row in rows if row is not None]) if logits else None
     step = plan_step(cache, [sequence for sequence, _ in batch], len(tokens[0]), discard_last)
     out = model(mx.array(tokens), cache=cache.layer_caches(step))
     if not logits:

@@ -20,6 +20,7 @@ from kvd.cache.forward import forward
 from kvd.cache.hostmem import HostBlock
 from kvd.cache.landing import BlockLanding
 from kvd.cache.layout import KVLayout
+from kvd.cache.paths import Paths
 from kvd.cache.plugin import LayerCache, OpaqueLayerCache, Step, install_hook
 from kvd.cache.pool import KVPool
 from kvd.cache.prefix import PrefixIndex
@@ -59,8 +60,8 @@ class PagedCache:
         layers = range(len(layout.layers))
         self._plain = [LayerCache(self.pool, layer) for layer in layers]
         self._opaque: list[LayerCache] = [OpaqueLayerCache(self.pool, layer) for layer in layers]
-        self.opaque_allowed = True
-        """whether the model takes opaque keys (`kvd.cache.check`); without, decode is one sequence at a time"""
+        self.paths = Paths()
+        """which attention paths may be used: set it from `kvd.cache.check` at load"""
         self._on_bytes = on_bytes
         self._owner = threading.get_ident()
         self._released: deque[int] = deque()
@@ -147,6 +148,11 @@ class PagedCache:
         for layer in caches:
             layer.step = step
         return caches
+
+    @property
+    def windowed(self) -> bool:
+        """Whether the model has asked any layer for a sliding window."""
+        return any(layer.windowed for layer in (*self._plain, *self._opaque))
 
     def drain(self) -> None:
         """Take back what other threads have released."""

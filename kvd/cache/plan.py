@@ -62,13 +62,18 @@ def pieces(table: Sequence[int], block_size: int, first: int, stop: int) -> tupl
     return tuple(found)
 
 
-def bundles(views: Sequence[View], block_size: int, shared_rows: int = SHARED_ROWS) -> list[Bundle]:
-    """Every batch row in exactly one bundle, so that the fewest rows of KV are read."""
+def bundles(views: Sequence[View], block_size: int, *, fold: bool = True, table: bool = True) -> list[Bundle]:
+    """Every batch row in exactly one bundle, so that the fewest rows of KV are read.
+
+    fold, table: whether rows may be folded, and blocks read through the block table (folding needs both).
+    """
     found: list[Bundle] = []
-    least = max(1, -(-shared_rows // block_size))
-    for members, depth in _fold(views, list(range(len(views))), 0, block_size, least):
+    least = max(1, -(-SHARED_ROWS // block_size))
+    everyone = list(range(len(views)))
+    sets = _fold(views, everyone, 0, block_size, least) if fold and table else [(everyone, 0)]
+    for members, depth in sets:
         if len(members) == 1 or not depth:
-            found.extend(_alone(i, views[i], block_size) for i in members)
+            found.extend(_alone(i, views[i], block_size, SEGMENTS if table else len(views[i].table)) for i in members)
             continue
         shared = pieces(views[members[0]].table, block_size, 0, depth * block_size)
         tails = tuple(views[i].table[depth:] for i in members)
@@ -77,9 +82,9 @@ def bundles(views: Sequence[View], block_size: int, shared_rows: int = SHARED_RO
     return sorted(found, key=lambda bundle: bundle.rows)
 
 
-def _alone(index: int, view: View, block_size: int) -> Bundle:
+def _alone(index: int, view: View, block_size: int, most: int) -> Bundle:
     whole = pieces(view.table, block_size, 0, view.rows)
-    if len(whole) <= SEGMENTS:
+    if len(whole) <= most:
         return Bundle((index,), whole)
     return Bundle((index,), (), (view.table,), (view.rows,))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
+from kvd.cache.paths import Paths
 from kvd.cache.plan import Bundle, Piece, View, bundles, pieces
 from kvd.cache.plugin import OpaqueKV, Step
 from kvd.cache.pool import KVPool
@@ -33,12 +34,12 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int
     views = [view(sequence, sequence.rows + new) for sequence in sequences]
     offsets = [view.rows - count for view in views]
     if len(views) > 1:
-        return BundledStep(cache.pool, views, offsets, new)
+        return BundledStep(cache.pool, cache.paths, views, offsets, new)
     table, rows = views[0].table, views[0].rows
     written = pieces(table, size, rows - new, rows)
     read = pieces(table, size, 0, rows)
-    if count == 1 and cache.opaque_allowed and (len(read) > 1 or not cache.layout.native):
-        return BundledStep(cache.pool, views, offsets, new)
+    if count == 1 and cache.paths.opaque and not (len(read) == 1 and cache.layout.native and cache.paths.view):
+        return BundledStep(cache.pool, cache.paths, views, offsets, new)
     return SingleStep(cache.pool, offsets[0], written, read)
 
 
@@ -93,18 +94,20 @@ class BundledStep:
 
     opaque = True
 
-    def __init__(self, pool: KVPool, views: Sequence[View], offsets: Sequence[int], new: int) -> None:
+    def __init__(
+        self, pool: KVPool, paths: Paths, views: Sequence[View], offsets: Sequence[int], new: int
+    ) -> None:
         size = pool.block_size
         self._pool = pool
         self.offset: int | mx.array = offsets[0] if len(views) == 1 else mx.array(list(offsets))
         at = [view.table[(view.rows - 1) // size] * size + (view.rows - 1) % size for view in views]
         self._written = Piece(at[0], at[0] + 1) if len(at) == 1 else mx.array(at)
         self._new = new
-        plan = bundles(views, size)
+        plan = bundles(views, size, fold=paths.fold, table=paths.table)
         self._bundles = [(bundle, PagedTails.of(bundle, size)) for bundle in plan]
         order = [row for bundle in plan for row in bundle.rows]
         self._back = None if order == sorted(order) else mx.array([order.index(row) for row in range(len(order))])
-        self._native = pool.layout.native
+        self._fused = pool.layout.native and paths.view
 
     def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         k, v = self._pool.k[layer], self._pool.v[layer]
@@ -125,7 +128,7 @@ class BundledStep:
         outs = []
         for bundle, tails in self._bundles:
             mine = queries if len(bundle.rows) == queries.shape[0] else _rows(queries, bundle)
-            if tails is None and len(bundle.shared) == 1 and len(bundle.rows) == 1 and self._native:
+            if tails is None and len(bundle.shared) == 1 and len(bundle.rows) == 1 and self._fused:
                 outs.append(attend_view(mine, k, v, bundle.shared[0], scale))
             else:
                 outs.append(attend_bundle(mine, k, v, bundle.shared, tails, scale))

@@ -1,0 +1,197 @@
+"""The check at load: each attention path on the actual device against a plain float32 reference, and the architecture
+with this cache plugged in against mlx-lm's own. Milliseconds for the former, two dozen tokens for the latter.
+
+Why: backends differ in what they get right. MLX 0.32.4 on CUDA gives NaN from fused attention for one query row in half
+precision on a view that starts inside its array, where its length is a multiple of 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from kvclient.errors import UnsupportedModel
+from kvd.cache.attention import PagedTails, attend_bundle, attend_view
+from kvd.cache.layout import KVLayout, LayerKV
+from kvd.cache.paged import PagedCache, forward
+from kvd.cache.paths import Paths
+from kvd.cache.plan import Bundle, Piece
+from kvd.cache.pool import KVPool
+from kvd.cache.side import Side
+
+TOKENS = 24
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 8e-2}
+"""largest error of a result, relative to the largest element of the reference"""
+MODEL_ERRORS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError, KeyError)
+"""what a model raises that cannot use the object it is given"""
+
+
+@dataclass(frozen=True, slots=True)
+class PathCheck:
+    """path: view, fold, table, run, opaque. error: relative to the reference; None where it could not be computed."""
+
+    path: str
+    ok: bool
+    error: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    paths: Paths
+    checks: tuple[PathCheck, ...]
+
+    @property
+    def batchable(self) -> bool:
+        """Whether decode batches run in one pass."""
+        return self.paths.opaque
+
+
+def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> Report:
+    """Check what this model will use; `PagedCache.paths` takes the result.
+
+    Raises UnsupportedModel where even one plain run does not give the model's own logits.
+    """
+    found = [*check_device(layout, block_size, query_heads(model, layout)), *check_architecture(model, layout)]
+    ok = {item.path: item.ok for item in found}
+    if not ok["run"]:
+        reason = next(item.reason for item in found if item.path == "run")
+        raise UnsupportedModel(
+            f"{architecture} does not give its own results with the paged cache: {reason}",
+            architecture=architecture, reason=reason,
+        )
+    return Report(Paths(ok["view"], ok["fold"], ok["table"], ok["opaque"]), tuple(found))
+
+
+def query_heads(model: Any, layout: KVLayout) -> int:
+    """Query heads of the first layer, as its configuration has them; two per KV head where it does not say."""
+    heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
+    kv_heads = layout.layers[0].kv_heads
+    return heads if isinstance(heads, int) and heads % kv_heads == 0 else 2 * kv_heads
+
+
+# --- the device
+
+
+def check_device(layout: KVLayout, block_size: int, heads: int) -> list[PathCheck]:
+    """Every path over small pools of each kind of layer; the worst result of each path."""
+    worst: dict[str, PathCheck] = {}
+    for layer in dict.fromkeys(layout.layers):
+        for item in _check_layer(layer, layout.dtype, block_size, max(1, heads // layer.kv_heads)):
+            known = worst.get(item.path)
+            if known is None or (known.ok and (not item.ok or (item.error or 0) > (known.error or 0))):
+                worst[item.path] = item
+    return list(worst.values())
+
+
+def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int) -> list[PathCheck]:
+    """Blocks 1 and 2 are a prefix, 3 and 5 the tails of two rows; block 0 keeps the run inside the array."""
+    pool = KVPool(KVLayout((layer,), dtype), block_size, 6)
+    mx.random.seed(0)
+    kind = getattr(mx, dtype)
+    for side, dim in ((pool.k[0], layer.k_dim), (pool.v[0], layer.v_dim)):
+        rows = mx.random.normal((1, layer.kv_heads, 6 * block_size, dim)).astype(kind)
+        for array, part in zip(side.parts, side.quantize(rows), strict=True):
+            array[...] = part
+    pool.evaluate()
+    k, v = pool.k[0], pool.v[0]
+    queries = mx.random.normal((2, layer.kv_heads * repeats, 1, layer.k_dim)).astype(kind)
+    scale = layer.k_dim**-0.5
+    prefix = Piece(block_size, 3 * block_size)
+    own = (max(1, block_size - 3), 1)
+    tails = ((3,), (5,))
+    ends = [Piece(tail[0] * block_size, tail[0] * block_size + n) for tail, n in zip(tails, own, strict=True)]
+    expected = mx.concatenate([_reference(queries[i : i + 1], k, v, [prefix, ends[i]], scale) for i in range(2)])
+    first = _reference(queries[:1], k, v, [prefix], scale)
+    folded = Bundle((0, 1), (prefix,), tails, own)
+    scattered = Bundle((0, 1), (), ((1, 2, 3), (1, 2, 5)), tuple(2 * block_size + n for n in own))
+    limit = TOLERANCE[dtype]
+    return [
+        _compare("view", limit, first, lambda: _one(queries[:1], k, v, prefix, scale)),
+        _compare("fold", limit, expected, lambda: _bundle(queries, k, v, folded, scale)),
+        _compare("table", limit, expected, lambda: _bundle(queries, k, v, scattered, scale)),
+    ]
+
+
+def _one(queries: mx.array, k: Side, v: Side, piece: Piece, scale: float) -> mx.array:
+    if k.precision.native and v.precision.native:
+        return attend_view(queries, k, v, piece, scale)
+    return attend_bundle(queries, k, v, [piece], None, scale)
+
+
+def _bundle(queries: mx.array, k: Side, v: Side, bundle: Bundle, scale: float) -> mx.array:
+    return attend_bundle(queries, k, v, bundle.shared, PagedTails.of(bundle, k.block_size), scale)
+
+
+def _reference(queries: mx.array, k: Side, v: Side, read: Sequence[Piece], scale: float) -> mx.array:
+    """One row in float32, from copies that start at row 0 of arrays of their own."""
+    keys, values = (
+        mx.concatenate([side.plain(piece).astype(mx.float32) for piece in read], axis=-2) for side in (k, v)
+    )
+    repeats = queries.shape[1] // keys.shape[1]
+    keys, values = mx.repeat(keys, repeats, axis=1), mx.repeat(values, repeats, axis=1)
+    scores = (queries.astype(mx.float32) * scale) @ keys.swapaxes(-1, -2)
+    return mx.softmax(scores, axis=-1) @ values
+
+
+# --- the architecture
+
+
+def check_architecture(model: Any, layout: KVLayout) -> list[PathCheck]:
+    """24 tokens: 23 in a chunk and one step, then a step of two rows, against mlx-lm's own cache (always native KV)."""
+    plain = tuple(LayerKV(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in layout.layers)
+    native = KVLayout(plain, layout.dtype)
+    tokens = [(7 * i + 1) % 97 for i in range(TOKENS + 1)]
+    stock = make_prompt_cache(model)
+    model(mx.array([tokens[: TOKENS - 1]]), cache=stock)
+    expected = [model(mx.array([[token]]), cache=stock)[:, -1, :] for token in tokens[TOKENS - 1 :]]
+    mx.eval(expected)
+    limit = TOLERANCE[layout.dtype]
+    cache = PagedCache(native, 8, 16, initial_blocks=16, namespace=b"\0" * 16)
+    sequence = cache.open([], None)
+
+    def run() -> mx.array:
+        sequence.reserve(TOKENS - 1)
+        forward(model, cache, [(sequence, tokens[: TOKENS - 1])], logits=False)
+        sequence.advance(tokens[: TOKENS - 1])
+        return _step(model, cache, [sequence], tokens[TOKENS - 1])
+
+    def opaque() -> mx.array:
+        twin = sequence.fork()
+        return _step(model, cache, [sequence, twin], tokens[TOKENS])
+
+    checks = [_compare("run", limit, expected[0], run)]
+    if checks[0].ok:
+        checks.append(_compare("opaque", limit, mx.concatenate([expected[1]] * 2), opaque))
+        if cache.windowed:
+            checks[-1] = PathCheck("opaque", False, None, "the model asks for a sliding window over a plain cache")
+    else:
+        checks.append(PathCheck("opaque", False, None, "the run path failed"))
+    return checks
+
+
+def _step(model: Any, cache: PagedCache, sequences: Sequence[Any], token: int) -> mx.array:
+    for sequence in sequences:
+        sequence.reserve(1)
+    out = forward(model, cache, [(sequence, [token]) for sequence in sequences])
+    assert out is not None
+    mx.eval(out)
+    for sequence in sequences:
+        sequence.advance([token])
+    return out
+
+
+def _compare(path: str, limit: float, expected: mx.array, compute: Callable[[], mx.array]) -> PathCheck:
+    try:
+        got = compute().astype(mx.float32)
+        reference = expected.astype(mx.float32)
+        ratio: Any = (mx.abs(got - reference).max() / mx.abs(reference).max()).item()
+    except MODEL_ERRORS as problem:
+        return PathCheck(path, False, None, f"{type(problem).__name__}: {problem}")
+    error = float(ratio)
+    ok = error <= limit
+    return PathCheck(path, ok, error, "" if ok else f"relative error {error:.2g} over {limit:.0e}")

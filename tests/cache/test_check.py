@@ -1,0 +1,103 @@
+"""The check at load finds paths that do not work, and says so by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import RotatingKVCache
+
+from kvclient.errors import UnsupportedModel
+from kvd.cache import check as checks
+from kvd.cache.check import check, check_device
+from kvd.cache.inspection import inspect_layout
+from kvd.cache.layout import KVLayout, LayerKV, Precision
+from kvd.cache.paths import Paths
+from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step_batch, stock_logits
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_usual_architectures_pass_every_check(family):
+    net = model(family)
+    report = check(net, inspect_layout(net), BLOCK, family)
+    assert report.paths == Paths() and report.batchable
+    assert {item.path for item in report.checks} == {"view", "fold", "table", "run", "opaque"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("k", [Precision(), Precision(8, 32), Precision(4, 64)])
+@pytest.mark.parametrize("v", [Precision(), Precision(4, 32)])
+def test_every_precision_passes_on_this_device(dtype, k, v):
+    for item in check_device(KVLayout((LayerKV(2, 64, 64, k, v),), dtype), 16, 4):
+        unsupported = dtype != "float32" and (k.native or v.native) and item.path in ("fold", "table")
+        if unsupported and mx.default_device() == mx.Device(mx.cpu):
+            assert not item.ok and "float32" in item.reason, "mlx's CPU gather_mm takes halves now: fold them"
+        else:
+            assert item.ok, item
+
+
+def test_a_path_that_gives_nan_is_switched_off_with_its_reason(monkeypatch):
+    def broken(queries, k, v, piece, scale):
+        return mx.full((1, queries.shape[1], 1, 32), float("nan"))
+
+    monkeypatch.setattr(checks, "attend_view", broken)
+    net = model()
+    report = check(net, inspect_layout(net), BLOCK, "llama")
+    assert report.paths == Paths(view=False)
+    assert next(item for item in report.checks if item.path == "view").reason
+
+
+@pytest.mark.parametrize("paths", [Paths(view=False), Paths(fold=False), Paths(table=False), Paths(opaque=False)])
+def test_without_a_path_results_are_the_same(paths):
+    net = model()
+    cache = new_cache(net)
+    cache.paths = paths
+    shared = prompt(3 * BLOCK)
+    prompts = [shared + [1, 2], shared + [3], prompt(9, seed=4)]
+    sequences = [ask(net, cache, tokens)[1] for tokens in prompts]
+    out = step_batch(net, cache, sequences, [5, 6, 7])
+    for i, tokens in enumerate(prompts):
+        assert near(out[i : i + 1], stock_logits(net, tokens + [5 + i]))
+
+
+def test_an_architecture_that_needs_real_keys_still_decodes_one_at_a_time(monkeypatch):
+    net = model()
+    attention = type(net.layers[0].self_attn)
+    original = attention.__call__
+
+    class Peeking:
+        """Asks the keys for their shape, as some architectures do."""
+
+        def __call__(self, x, mask=None, cache=None):
+            if hasattr(cache, "bits"):
+                raise AttributeError("'OpaqueKV' object has no attribute 'shape'")
+            return original(self, x, mask, cache)
+
+    monkeypatch.setattr(attention, "__call__", Peeking.__call__)
+    report = check(net, inspect_layout(net), BLOCK, "peeking")
+    assert not report.batchable and "shape" in next(c for c in report.checks if c.path == "opaque").reason
+
+
+def test_an_architecture_with_other_caches_is_refused_by_name(monkeypatch):
+    net = SimpleNamespace(model_type="sliding", make_cache=lambda: [RotatingKVCache(8)])
+    with pytest.raises(UnsupportedModel) as caught:
+        inspect_layout(net)
+    assert "sliding" in str(caught.value) and "RotatingKVCache" in str(caught.value)
+
+
+def test_an_architecture_that_ignores_the_cache_is_refused(monkeypatch):
+    net = model()
+    attention = type(net.layers[0].self_attn)
+    original = attention.__call__
+
+    def forgetful(self, x, mask=None, cache=None):
+        if type(cache).__name__ == "LayerCache":
+            cache = None
+        return original(self, x, mask, cache)
+
+    layout = inspect_layout(net)
+    monkeypatch.setattr(attention, "__call__", forgetful)
+    with pytest.raises(UnsupportedModel) as caught:
+        check(net, layout, BLOCK, "forgetful")
+    assert "forgetful" in str(caught.value)

@@ -1,0 +1,100 @@
+"""Decode steps of one model over synthetic KV: ours on the paged pool, mlx-lm's on its KVCache, in turn."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from kvd.cache.layout import KVLayout, LayerKV
+from kvd.cache.paged import CachedSequence, PagedCache, forward
+from kvd.models.load import load
+
+BLOCK = 256
+
+
+def main() -> None:
+    model = load(Path(sys.argv[1])).model
+    for line in sys.stdin:
+        ask = json.loads(line)
+        answer = {"decode": decode, "growth": growth}[ask.pop("what")](model, **ask)
+        print(json.dumps(answer), flush=True)
+
+
+def decode(model: Any, position: int, pairs: int) -> dict[str, Any]:
+    """Seconds per step of both, and the median of the ratios of pairs."""
+    ours, stock = paged_step(model, position, pairs), stock_step(model, position)
+    for _ in range(5):
+        ours(), stock()
+    mine, theirs = [], []
+    for index in range(pairs):
+        for step, into in ((ours, mine), (stock, theirs)) if index % 2 else ((stock, theirs), (ours, mine)):
+            begin = time.perf_counter()
+            step()
+            into.append(time.perf_counter() - begin)
+    ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+    return {"ours": statistics.median(mine), "stock": statistics.median(theirs), "ratio": ratio}
+
+
+def growth(model: Any, blocks: int, steps: int) -> dict[str, Any]:
+    """Seconds of one decode step of a short sequence in a pool of `blocks` blocks, and the extra peak bytes."""
+    step = paged_step(model, BLOCK, steps, blocks)
+    for _ in range(5):
+        step()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    took = []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        step()
+        took.append(time.perf_counter() - begin)
+    return {"seconds": statistics.median(took), "extra_bytes": mx.get_peak_memory() - before}
+
+
+def paged_step(model: Any, position: int, steps: int, blocks: int = 0) -> Callable[[], None]:
+    attention = model.layers[0].self_attn
+    layer = LayerKV(attention.n_kv_heads, attention.head_dim, attention.head_dim)
+    layout = KVLayout((layer,) * len(model.layers), "float32")
+    needed = -(-(position + steps + 16) // BLOCK)
+    cache = PagedCache(layout, BLOCK, max(needed, blocks), initial_blocks=max(needed, blocks), namespace=bytes(16))
+    for array in cache.pool.arrays:
+        array[..., : position, :] = mx.random.normal((*array.shape[:2], position, array.shape[3]))
+    cache.pool.evaluate()
+    sequence: CachedSequence = cache.open([], None, expected_rows=position + steps + 16)
+    sequence.reserve(position)
+    sequence.advance([1] * position)
+
+    def step() -> None:
+        sequence.reserve(1)
+        logits = forward(model, cache, [(sequence, [1])])
+        assert logits is not None
+        mx.eval(mx.argmax(logits, axis=-1))
+        sequence.advance([1])
+
+    return step
+
+
+def stock_step(model: Any, position: int) -> Callable[[], None]:
+    cache = make_prompt_cache(model)
+    attention = model.layers[0].self_attn
+    for layer in cache:
+        shape = (1, attention.n_kv_heads, position, attention.head_dim)
+        layer.update_and_fetch(mx.random.normal(shape), mx.random.normal(shape))
+    mx.eval([layer.state for layer in cache])
+    token = mx.array([[1]])
+
+    def step() -> None:
+        mx.eval(mx.argmax(model(token, cache=cache)[:, -1], axis=-1))
+
+    return step
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ import structlog
 from kvclient.errors import KvdError, OutOfMemory
 from kvd.cache import precision
 from kvd.cache.chain import namespace
+from kvd.cache.check import Report, check
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
@@ -70,6 +71,10 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
         layout, given.block_size, given.pool_limit // block_bytes,
         initial_blocks=given.pool_initial // block_bytes, namespace=space, on_bytes=growth.ask,
     )  # fmt: skip
+    report = check(loaded.model, layout, given.block_size, loaded.info.architecture)
+    cache.paths = report.paths
+    for item in report.checks:
+        log.info("attention", path=item.path, ok=item.ok, error=item.error, reason=item.reason)
     model = Model(
         loaded.model, loaded.tokenizer, layout, space, frozenset(loaded.tokenizer.eos_token_ids), given.kv
     )
@@ -77,7 +82,7 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     engine = make_engine(model, cache, outbox, heart, files or RealFiles(), chunk, max(given.pool_limit // 8, 1 << 26))
     context = loaded.info.context_length or ANY_CONTEXT
     prompter = Prompter(loaded.tokenizer, vocab=loaded.info.vocab, context=context, today=pulled(given))
-    return Built(engine, prompter, _info(given, loaded, layout, cache))
+    return Built(engine, prompter, _info(given, loaded, layout, cache, report))
 
 
 def make_engine(
@@ -108,15 +113,19 @@ def pulled(given: Options) -> datetime.date:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
 
 
-def _info(given: Options, loaded: Loaded, layout: KVLayout, cache: PagedCache) -> dict[str, Any]:
+def _info(
+    given: Options, loaded: Loaded, layout: KVLayout, cache: PagedCache, report: Report
+) -> dict[str, Any]:
     info: ModelInfo = loaded.info
     facts = {f.name: getattr(info, f.name) for f in dataclasses.fields(info) if f.name != "notes"}
     stats = cache.stats
     warnings = list(info.notes)
+    warnings += [f"attention path {item.path} is off: {item.reason}" for item in report.checks if not item.ok]
     if info.backend == "cpu" and (warning := _blas_warning()):
         warnings.append(warning)
     return {
-        **facts, "warnings": warnings, "kv_precision": given.kv, "kv_layout": layout.describe(),
+        **facts, "warnings": warnings, "batchable": report.batchable, "kv_precision": given.kv,
+        "kv_layout": layout.describe(),
         "kv_bytes_per_token": layout.bytes_per_token(), "block_size": given.block_size,
         "pool_bytes": stats.bytes_pool, "pool_limit_bytes": given.pool_limit, "mlx": version("mlx"),
     }  # fmt: skip

@@ -228,6 +228,16 @@ class Touched(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
+class PinPath(_Typed):
+    """Keep the stored prefix that ends with the last of `chains` from eviction, for `ttl_s` seconds; 0: for good."""
+
+    KIND = "pin_path"
+    namespace: bytes
+    chains: tuple[bytes, ...]
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Grow(_Typed):
     """May the pool take `nbytes` more than it has? Asked before it grows beyond `--pool-initial`, answered at once; the
     front keeps one ledger over all models. Negative: given back, not answered."""
@@ -251,11 +261,11 @@ class Beat(_Typed):
 
 
 ToWorker = Work | Cancel | LookedUp | Reserved | Committed | Granted | Stop
-ToFront = Ready | Failed | Event | Lookup | Reserve | Written | Abandon | BadShard | Touched | Grow | Beat
+ToFront = Ready | Failed | Event | Lookup | Reserve | Written | Abandon | BadShard | Touched | PinPath | Grow | Beat
 
 _TO_WORKER: Final[dict[str, type[Any]]] = {c.KIND: c for c in (Cancel, LookedUp, Reserved, Committed, Granted, Stop)}
 _TO_FRONT: Final[dict[str, type[Any]]] = {
-    c.KIND: c for c in (Ready, Failed, Lookup, Reserve, Written, Abandon, BadShard, Touched, Grow, Beat)
+    c.KIND: c for c in (Ready, Failed, Lookup, Reserve, Written, Abandon, BadShard, Touched, PinPath, Grow, Beat)
 }
 
 

@@ -35,6 +35,7 @@ FOR_THE_FRONT: list[m.ToFront] = [
     m.Abandon(3, "disk_error"),
     m.BadShard(b"n" * 16, b"c" * 16, "checksum"),
     m.Touched(b"n" * 16, (b"c" * 16,)),
+    m.PinPath(b"n" * 16, (b"c" * 16,), 60.0),
     m.Grow(5, 1 << 30),
     m.Beat("prefill", 0.25, 1.0, {"pool_bytes": 5}),
 ]

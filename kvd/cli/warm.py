@@ -15,6 +15,9 @@ from kvclient import Client
 from kvd.cli import prompts
 from kvd.cli.durations import duration
 
+DURABLE_WAIT_MS = 60_000
+"""this verb is for what is kept: it waits for the disk"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     prompts.add_arguments(parser, "*")
@@ -27,7 +30,10 @@ def run(args: argparse.Namespace) -> int:
         args.pin = True
     body = prompts.body_of(args.files, args.system, args.raw)
     with Client() as client:
-        stats = client.warm(args.model, **body, pin=args.pin or None, ttl_s=args.ttl)
+        done = client.warm(
+            args.model, **body, pin=args.pin or None, ttl_s=args.ttl, durable_wait_ms=DURABLE_WAIT_MS
+        )
+    stats = done["stats"]
     print(
         f"{stats['prompt_tokens']:,} tokens: {stats['computed_tokens']:,} computed, "
         f"{stats['cached_memory_tokens']:,} were in memory, {stats['cached_ssd_tokens']:,} on disk; "

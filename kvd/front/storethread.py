@@ -23,6 +23,7 @@ from kvd.messages import (
     CommittedItem,
     LookedUp,
     Lookup,
+    PinPath,
     Reserve,
     Reserved,
     Touched,
@@ -52,6 +53,7 @@ class StoreLike(Protocol):
     def commit(self, written: list[Written]) -> list[CommittedItem]: ...
     def abandon(self, reservation: int, reason: str) -> None: ...
     def touched(self, namespace: bytes, chains: Sequence[bytes]) -> None: ...
+    def pin(self, namespace: bytes, chains: Sequence[bytes], ttl_s: float | None = None) -> object: ...
     def quarantine(self, namespace: bytes, chain: bytes, reason: str) -> None: ...
     def tend(self) -> bool: ...
     def set_limits(self, limits: Limits) -> None: ...
@@ -212,6 +214,8 @@ class StoreThread:
                 self._guard("quarantine", lambda s: s.quarantine(namespace, chain, reason), None)
             case Touched(namespace, chains):
                 self._guard("touched", lambda s: s.touched(namespace, chains), None)
+            case PinPath(namespace, chains, ttl_s):
+                self._guard("pin", lambda s: s.pin(namespace, chains, ttl_s or None), None)
 
     def _reserve(self, asker: Asker, asked: Reserve) -> None:
         made = self._guard("reserve", lambda s: _reserve(s, asker.model, asked), Refusal(UNAVAILABLE))

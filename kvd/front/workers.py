@@ -24,7 +24,7 @@ from kvd.front.spawn import Order, Spawned, spawn
 from kvd.home import Home
 from kvd.messages import EVENT_KINDS, Beat, Event, Failed, Grow, Ready, Stop, ToFront, ToWorker, to_front
 
-STORE_KINDS = frozenset({"lookup", "reserve", "written", "abandon", "bad_shard", "touched"})
+STORE_KINDS = frozenset({"lookup", "reserve", "written", "abandon", "bad_shard", "touched", "pin_path"})
 LAST_WORDS_S = 0.05
 """between a worker's exit and its burial: what it sent before may still be on its way"""
 STOP_GRACE_S = 10.0

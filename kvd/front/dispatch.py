@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgpack
 
 from kvclient.errors import BadRequest, Internal, KvdError, ProtocolError
-from kvclient.fields import checked
+from kvclient.fields import INPUT, checked
 from kvclient.wire import Message
 from kvd.front.logs import logger
 from kvd.front.server import Peer, error
@@ -48,6 +49,8 @@ class Dispatch:
             raise BadRequest(f"{message.kind} belongs on the request socket", verb=message.kind)
         model = services.registry.resolve(message.model, services.config.models.default)
         session.log.info(message.kind, model=model.name, bytes=len(message.packed))
+        if services.config.daemon.log_prompts and len(message.packed) <= PEEK_MOST:
+            session.log.info("prompt", **_input(message))
         if services.fleet.slot(model).state is not State.LOADED and len(message.packed) <= PEEK_MOST:
             session.limit_s = _limit(message.packed)
         services.fleet.submit(session, model)
@@ -73,6 +76,11 @@ class Dispatch:
             sessions.fail(session, Internal(f"{session.kind} failed: {type(problem).__name__}"))
         else:
             sessions.finish(session, "result", result)
+
+
+def _input(message: Message) -> dict[str, Any]:
+    """What is to be read, for a log whose owner asked for it."""
+    return {name: value for name, value in message.body.items() if name in INPUT}
 
 
 def _limit(packed: bytes) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -41,10 +42,12 @@ class Metrics:
     def get(self, count: Count, label: str = "") -> int:
         return self._counts[count].get(label, 0)
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """One map per counter that is not empty: name, label, help, values by label."""
+    def snapshot(self, more: Mapping[Count, Mapping[str, int]]) -> list[dict[str, Any]]:
+        """One map per counter that is not empty: name, label, help, values by label. `more` holds what is counted
+        elsewhere (by the store's thread)."""
+        every = {**self._counts, **more}
         return [
             {"name": c.value[0], "label": c.value[1], "help": c.value[2], "values": dict(values)}
-            for c, values in self._counts.items()
+            for c, values in every.items()
             if values
         ]

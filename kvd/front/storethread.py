@@ -128,8 +128,12 @@ class StoreThread:
 
     def status(self) -> dict[str, Any]:
         """The newest numbers of the store, without waiting for it."""
-        front = {"available": self._store is not None, "waiting": self._queue.qsize(), "front": dict(self._counts)}
+        front = {"available": self._store is not None, "waiting": self._queue.qsize(), "counters": self.counts()}
         return {**self._stats, **front, **({"problem": self._problem} if self._problem else {})}
+
+    def counts(self) -> dict[str, int]:
+        """What the store did, dropped or refused, by reason: its own counters and those of this thread."""
+        return dict(Counter(self._stats.get("counters", {})) + self._counts)
 
     async def close(self, timeout_s: float) -> None:
         """Commit what is pending and close the store; gives up waiting after `timeout_s`."""

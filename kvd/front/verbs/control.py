@@ -8,6 +8,7 @@ from typing import Any
 
 from kvclient import __version__, wire
 from kvclient.errors import BadRequest
+from kvd.front.metrics import Count
 from kvd.front.sessions import Session
 from kvd.front.verbs.base import Body, Call
 from kvd.front.verbs.models import describe
@@ -75,7 +76,7 @@ class Status:
                        "by_model": {name: size for name, size in held.items() if size}},
             "clients": {"backlog_bytes": services.sessions.server.backlog, "gated": services.sessions.server.gated},
             "store": services.store.status(),
-            "metrics": services.metrics.snapshot(),
+            "metrics": services.metrics.snapshot({Count.STORE: services.store.counts()}),
         }  # fmt: skip
 
 

@@ -1,0 +1,240 @@
+"""The store's thread answers whatever happens in the store, commits in groups, and never ends serving."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvclient.errors import StoreError
+from kvclient.wire import Message
+from kvd.front import storethread
+from kvd.front.storethread import StoreThread
+from kvd.messages import (
+    Abandon,
+    BadShard,
+    Committed,
+    CommittedItem,
+    Entry,
+    LookedUp,
+    Lookup,
+    Reserve,
+    Reserved,
+    Touched,
+    ToWorker,
+    Written,
+)
+from kvd.store.base import Found, Limits, Refusal, Reservation
+
+ENTRY = Entry(b"c", b"p", 4, "/x", 10, b"s")
+LOOKUP = Lookup(1, b"n", (b"c",), b"n", (1, 2, 3, 4))
+RESERVE = Reserve(2, b"n", b"c", b"n", (1,), 0, 10, "words")
+
+
+@dataclass
+class FakeStore:
+    """Counts calls; `broken` raises in every one; `gate` holds the thread inside `lookup`."""
+
+    broken: bool = False
+    gate: threading.Event | None = None
+    inside: threading.Event = field(default_factory=threading.Event)
+    commits: list[int] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    thread: set[int] = field(default_factory=set)
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        self.thread.add(threading.get_ident())
+        if self.broken:
+            raise OSError(5, "Input/output error")
+
+    def lookup(self, namespace: bytes, chains: Sequence[bytes], parent: bytes, tail: Sequence[int]) -> Found:
+        self._call("lookup")
+        if self.gate is not None:
+            self.inside.set()
+            assert self.gate.wait(10)
+        return Found((ENTRY,), None, 0)
+
+    def reserve(
+        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], start: int, nbytes: int,
+        preview: str = "",
+    ) -> Reservation | Refusal:  # fmt: skip
+        self._call("reserve")
+        return Reservation(7, namespace, chain, parent, tuple(tokens), start, nbytes, preview, "/tmp/t", "/tmp/f")
+
+    def label(self, namespace: bytes, model: str) -> None:
+        self._call(f"label {model}")
+
+    def commit(self, written: list[Written]) -> list[CommittedItem]:
+        self.commits.append(len(written))
+        self._call("commit")
+        return [CommittedItem(one.reservation, True) for one in written]
+
+    def abandon(self, reservation: int, reason: str) -> None:
+        self._call(f"abandon {reservation} {reason}")
+
+    def touched(self, namespace: bytes, chains: Sequence[bytes]) -> None:
+        self._call("touched")
+
+    def pin(self, namespace: bytes, chains: Sequence[bytes], ttl_s: float | None = None) -> object:
+        self._call("pin")
+        return None
+
+    def quarantine(self, namespace: bytes, chain: bytes, reason: str) -> None:
+        self._call("quarantine")
+
+    def tend(self) -> bool:
+        return False
+
+    def set_limits(self, limits: Limits) -> None:
+        self._call("set_limits")
+
+    def stats(self) -> dict[str, Any]:
+        return {"blocks": 3, "counters": {"lookups": 2}}
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@dataclass(eq=False)
+class Worker:
+    """Answers arrive in `got`."""
+
+    run: int = 1
+    model: str = "demo"
+    got: asyncio.Queue[ToWorker] = field(default_factory=asyncio.Queue)
+
+    def send(self, message: ToWorker) -> None:
+        self.got.put_nowait(message)
+
+    async def next(self) -> ToWorker:
+        return await asyncio.wait_for(self.got.get(), 10)
+
+
+def with_store(store: FakeStore | Exception, test: Callable[[StoreThread, Worker], Awaitable[None]]) -> None:
+    def open_store() -> FakeStore:
+        if isinstance(store, Exception):
+            raise store
+        return store
+
+    async def main() -> None:
+        thread = StoreThread(open_store)
+        await test(thread, Worker())
+        await thread.close(10)
+
+    asyncio.run(main())
+
+
+def sent(*messages: Any) -> list[Message]:
+    return [message.encode() for message in messages]
+
+
+def test_questions_are_answered_in_order_by_one_thread_that_is_not_the_loops() -> None:
+    store = FakeStore()
+
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        for message in sent(LOOKUP, RESERVE, Written(7, b"s", 10), Touched(b"n", ()), BadShard(b"n", b"c", "x")):
+            thread.ask(worker, message)
+        assert await worker.next() == LookedUp(1, (ENTRY,), None, 0)
+        assert await worker.next() == Reserved(2, True, 7, "/tmp/t", "/tmp/f")
+        assert await worker.next() == Committed((CommittedItem(7, True),))
+        assert await thread.do(lambda s: s.stats()) == {"blocks": 3, "counters": {"lookups": 2}}
+
+    with_store(store, test)
+    assert store.calls == ["lookup", "label demo", "reserve", "touched", "quarantine", "commit", "close"]
+    assert len(store.thread) == 1 and threading.get_ident() not in store.thread
+
+
+def test_all_that_was_written_meanwhile_is_one_commit() -> None:
+    store = FakeStore(gate=threading.Event())
+
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        other = Worker(run=2)
+        thread.ask(worker, LOOKUP.encode())
+        await asyncio.to_thread(store.inside.wait, 10)
+        for number in range(5):
+            thread.ask(worker, Written(number, b"s", 10).encode())
+        thread.ask(other, Written(9, b"s", 10).encode())
+        assert store.gate is not None
+        store.gate.set()
+        await worker.next()
+        assert await worker.next() == Committed(tuple(CommittedItem(n, True) for n in range(5)))
+        assert await other.next() == Committed((CommittedItem(9, True),))
+
+    with_store(store, test)
+    assert store.commits == [6]
+
+
+def test_a_store_that_fails_in_every_call_gives_misses_refusals_and_counts() -> None:
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        for message in sent(LOOKUP, RESERVE, Written(3, b"s", 10), Touched(b"n", ()), Abandon(1, "x")):
+            thread.ask(worker, message)
+        assert await worker.next() == LookedUp(1, (), None, 0)
+        assert await worker.next() == Reserved(2, False, reason="store_unavailable")
+        assert await worker.next() == Committed((CommittedItem(3, False, "store_unavailable"),))
+        counts = thread.counts()
+        assert [counts[f"{what}_failed_OSError"] for what in ("lookup", "reserve", "commit", "touched")] == [1, 1, 1, 1]
+
+    with_store(FakeStore(broken=True), test)
+
+
+@pytest.mark.parametrize("problem", [StoreError("in use by process 5", pid=5), OSError(13, "Permission denied")])
+def test_without_a_store_serving_goes_on_and_status_says_why(problem: Exception) -> None:
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        thread.ask(worker, LOOKUP.encode())
+        thread.ask(worker, RESERVE.encode())
+        assert await worker.next() == LookedUp(1, (), None, 0)
+        assert await worker.next() == Reserved(2, False, reason="store_unavailable")
+        status = thread.status()
+        assert not status["available"] and str(problem) in status["problem"]
+        with pytest.raises(StoreError, match="not available"):
+            await thread.do(lambda s: s.stats())
+
+    with_store(problem, test)
+
+
+def test_what_a_lost_worker_had_reserved_is_abandoned() -> None:
+    store = FakeStore()
+
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        thread.ask(worker, RESERVE.encode())
+        await worker.next()
+        thread.forget(worker.run)
+        thread.forget(worker.run)
+        await thread.do(lambda s: None)
+
+    with_store(store, test)
+    assert store.calls.count("abandon 7 worker_lost") == 1
+
+
+def test_questions_beyond_the_limit_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore(gate=threading.Event())
+    monkeypatch.setattr(storethread, "MOST", 3)
+
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        thread.ask(worker, LOOKUP.encode())
+        await asyncio.to_thread(store.inside.wait, 10)
+        for _ in range(4):
+            thread.ask(worker, LOOKUP.encode())
+        thread.ask(worker, LOOKUP.encode())
+        thread.ask(worker, RESERVE.encode())
+        assert await worker.next() == LookedUp(1, (), None, 0)
+        assert await worker.next() == Reserved(2, False, reason="store_busy")
+        assert thread.counts()["store_busy"] == 2
+        assert store.gate is not None
+        store.gate.set()
+
+    with_store(store, test)
+
+
+def test_nonsense_from_a_worker_is_counted_and_dropped() -> None:
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        thread.ask(worker, Message("lookup", "-", b"\x80"))
+        await thread.do(lambda s: None)
+        assert thread.counts()["malformed"] == 1
+
+    with_store(FakeStore(), test)

@@ -127,7 +127,7 @@ def _check_folder(path: Path) -> None:
     """An MLX (or plain safetensors) model folder with a tokenizer. Raises UnsupportedModel with what is missing."""
     config = read_config(path)
     weight_files(path)
-    if config.get("model_file") or config.get("auto_map"):
+    if config.get("model_file"):
         raise UnsupportedModel(f"{path} needs code of its own to load, which is never run", file=str(path))
     if not isinstance(config.get("model_type"), str):
         raise UnsupportedModel(f"{path}/config.json names no model_type", file=str(path))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from kvclient import Client
+from kvclient.events import Stats
 from kvd.cli import prompts
 from kvd.cli.durations import duration
 
@@ -33,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
         done = client.warm(
             args.model, **body, pin=args.pin or None, ttl_s=args.ttl, durable_wait_ms=DURABLE_WAIT_MS
         )
-    stats = done["stats"]
+    stats = Stats.from_wire(done.get("stats", {}))
     print(
-        f"{stats['prompt_tokens']:,} tokens: {stats['computed_tokens']:,} computed, "
-        f"{stats['cached_memory_tokens']:,} were in memory, {stats['cached_ssd_tokens']:,} on disk; "
-        f"{stats['stored_tokens']:,} stored{', pinned' if args.pin else ''}"
+        f"{stats.prompt_tokens:,} tokens: {stats.computed_tokens:,} computed, "
+        f"{stats.cached_memory_tokens:,} were in memory, {stats.cached_ssd_tokens:,} on disk; "
+        f"{stats.stored_tokens:,} stored{', pinned' if args.pin else ''}"
     )
     return 0

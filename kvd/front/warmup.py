@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvclient import AsyncClient, compose
 from kvclient.errors import KvdError
+from kvclient.events import Stats
 from kvd.front.logs import logger
 from kvd.kinds import WarmPrompt
 
@@ -32,6 +33,6 @@ async def warm_up(socket: Path, prompts: tuple[WarmPrompt, ...]) -> None:
             except (KvdError, OSError, UnicodeDecodeError) as problem:
                 logger.warning("not warmed", model=prompt.model, file=str(prompt.file), problem=str(problem))
                 continue
-            stats = done["stats"]
-            logger.info("warmed", model=prompt.model, file=str(prompt.file), tokens=stats["prompt_tokens"],
-                        computed=stats["computed_tokens"])  # fmt: skip
+            stats = Stats.from_wire(done.get("stats", {}))
+            logger.info("warmed", model=prompt.model, file=str(prompt.file), tokens=stats.prompt_tokens,
+                        computed=stats.computed_tokens)  # fmt: skip

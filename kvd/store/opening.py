@@ -184,7 +184,7 @@ def _enforce(core: Core, junk_only: bool = False) -> None:
 def compact(core: Core) -> None:
     """An index that is mostly free pages is copied without them: the ledger counts its file."""
     used, size = core.index.pages()
-    if size <= 4 * HEADROOM or size < 2 * used:
+    if size <= HEADROOM or size < 2 * used:
         return
     side = os.path.join(core.tree.tmp, "index")
     with contextlib.suppress(OSError, IndexFailed):

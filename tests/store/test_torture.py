@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from torments.__main__ import CAMPAIGNS
 
 

@@ -1,0 +1,47 @@
+"""A store in a temporary folder, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvd.store.base import Limits
+from kvd.store.store import Store
+from torments.actor import Actor
+
+
+@dataclass
+class World:
+    """`open` gives a store (one at a time) and an actor that plays its worker."""
+
+    folder: str
+    now: float = 2_000_000_000.0
+    stores: list[Store] = field(default_factory=list)
+
+    def open(self, limit: int = 8_000_000, files: Any = None, open_kv: Any = None, **limits: Any) -> Actor:
+        store = Store.open(self.folder, Limits(limit, **limits), files, clock=lambda: self.now, open_kv=open_kv)
+        self.stores.append(store)
+        return Actor(store, files) if files else Actor(store)
+
+    def reopen(self, limit: int = 8_000_000, **limits: Any) -> Actor:
+        self.stores[-1].close()
+        return self.open(limit, **limits)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(str(tmp_path / "store"))
+    yield made
+    for store in made.stores:
+        store.close()
+
+
+@pytest.fixture
+def actor(world: World) -> Actor:
+    return world.open()
+
+

@@ -1,0 +1,158 @@
+"""verify, gc, clear, rebuild and the verbs that people call."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvclient.errors import BadRequest, StoreError
+from kvd.store.upkeep import clear, finish, gc, rebuild, verify
+from kvd.store.verbs import VERBS, advance, perform, steps
+from tests.store.conftest import World
+from torments.actor import Actor
+from torments.blocks import NAMESPACE
+from torments.oracle import leftovers
+
+PROMPT = list(range(1, 11))
+BRANCH = [*PROMPT[:4], 50, 51]
+
+
+@pytest.fixture
+def full(actor: Actor) -> Actor:
+    actor.put(PROMPT)
+    actor.put(BRANCH)
+    return actor
+
+
+def shard(actor: Actor, tokens: list[int], index: int) -> Path:
+    return Path(actor.store.core.tree.shard(NAMESPACE, actor.blocks(tokens)[index].chain))
+
+
+def test_verify_sets_damaged_blocks_aside_and_says_how_many(full: Actor) -> None:
+    path = shard(full, PROMPT, 1)
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    shard(full, BRANCH, 1).unlink()
+    report = perform(full.store, "verify", {})
+    assert report["checked"] == 4 and report["damaged"] == 2
+    assert report["counts"] == {"ok": 2, "checksum": 1, "vanished": 1}
+    assert full.get(PROMPT) == 4 and perform(full.store, "verify", {})["damaged"] == 0
+    assert full.store.stats()["quarantined_files"] == 1
+
+
+def test_gc_collects_what_no_lookup_can_reach(full: Actor) -> None:
+    full.store.quarantine(NAMESPACE, full.blocks(PROMPT)[1].chain, "checksum")
+    report = finish(gc(full.store.core))
+    assert report.counts == {"junk": 1, "strays": 1} and report.freed > 0
+    assert full.get(PROMPT) == 4 and full.get(BRANCH) == len(BRANCH)
+    (Path(full.store.core.tree.tmp) / "left").write_bytes(b"x")
+    assert finish(gc(full.store.core)).counts == {"junk": 1}
+    assert not os.listdir(full.store.core.tree.tmp)
+
+
+def test_gc_leaves_alone_what_is_being_written(full: Actor) -> None:
+    block = full.blocks([70, 71])[0]
+    place = full.store.reserve(NAMESPACE, block.chain, NAMESPACE, block.tokens, 0, 9000)
+    Path(place.temp).write_bytes(b"half")  # type: ignore[union-attr]
+    finish(gc(full.store.core))
+    assert os.path.exists(place.temp)  # type: ignore[union-attr]
+
+
+def test_clear_drops_everything_or_one_models_blocks(full: Actor) -> None:
+    other = Actor(full.store, namespace=b"o" * 16)
+    other.put(PROMPT)
+    full.store.label(b"o" * 16, "other")
+    full.store.pin(NAMESPACE, [full.blocks(PROMPT)[0].chain])
+    assert perform(full.store, "clear", {"model": "other"})["checked"] == 3
+    assert (other.get(PROMPT), full.get(PROMPT)) == (0, len(PROMPT))
+    with pytest.raises(BadRequest, match="nothing is stored"):
+        perform(full.store, "clear", {"model": "nobody"})
+    assert finish(clear(full.store.core)).checked == 4
+    assert full.get(PROMPT) == 0 and not list(full.store.core.pins)
+    assert full.put(PROMPT) == len(PROMPT)
+
+
+def test_a_rebuild_gives_the_same_hits_and_pins(full: Actor) -> None:
+    full.store.pin(NAMESPACE, [full.blocks(PROMPT)[-1].chain])
+    assert finish(rebuild(full.store.core)).counts == {"adopted": 4}
+    assert full.get(PROMPT) == len(PROMPT) and full.get([*BRANCH, 1]) == len(BRANCH)
+    assert full.store.core.pins.get(full.blocks(PROMPT)[-1].chain)
+
+
+def test_long_rounds_can_be_interleaved_with_other_work(full: Actor) -> None:
+    work = steps(full.store, "verify", {})
+    assert advance(work, 0.0) == (1, 4)
+    assert full.get(PROMPT) == len(PROMPT)
+    finish(clear(full.store.core))
+    answer = advance(work, 10.0)
+    assert isinstance(answer, dict) and answer["checked"] == 1 and answer["damaged"] == 0
+    assert list(verify(full.store.core)) == []
+
+
+def test_ls_shows_branches_with_first_words_hits_and_pins(full: Actor) -> None:
+    full.store.label(NAMESPACE, "demo")
+    full.store.pin(NAMESPACE, [b.chain for b in full.blocks(PROMPT)], ttl_s=60)
+    full.get(PROMPT)
+    (top,) = perform(full.store, "ls", {})["prefixes"]
+    assert (top["model"], top["tokens"], top["blocks"], top["preview"]) == ("demo", 4, 1, "words of 1")
+    pinned, branch = sorted(top["children"], key=lambda n: -n["tokens"])
+    assert (pinned["tokens"], pinned["start"], pinned["hits"], pinned["pinned"]) == (6, 4, 1, True)
+    assert (branch["tokens"], branch["hits"], branch["pinned"], branch["expires"]) == (2, 0, False, None)
+    assert top["pinned"] and pinned["expires"] and perform(full.store, "ls", {"model": "x"}) == {"prefixes": []}
+
+
+def test_a_deep_tree_can_be_listed(world: World) -> None:
+    actor = world.open()
+    for n in range(40):
+        actor.put([*([1, 1, 1, 1] * n), n, 2])
+    depth, nodes = 0, perform(actor.store, "ls", {})["prefixes"]
+    while nodes:
+        depth, nodes = depth + 1, max((n["children"] for n in nodes), key=len)
+    assert depth > 30
+
+
+def test_pins_are_set_and_removed_by_the_first_digits_of_a_chain(full: Actor) -> None:
+    chain = full.blocks(PROMPT)[-1].chain.hex()
+    assert perform(full.store, "pin", {"chain": chain[:8], "ttl_s": 60.0})["expires"]
+    assert perform(full.store, "unpin", {"chain": chain[:8]}) == {"chain": chain, "unpinned": True}
+    assert perform(full.store, "unpin", {"chain": chain[:8]})["unpinned"] is False
+    for wrong, message in (("00", "too short"), ("zzzzzzzz", "no stored blocks")):
+        with pytest.raises(BadRequest, match=message):
+            perform(full.store, "pin", {"chain": wrong})
+
+
+def test_every_verb_is_known_and_others_are_refused(full: Actor) -> None:
+    assert set(VERBS) == {"stats", "ls", "verify", "gc", "clear", "rebuild", "export", "import", "pin", "unpin"}
+    with pytest.raises(BadRequest, match="not known"):
+        perform(full.store, "explode", {})
+
+
+def test_an_error_of_the_disk_is_one_of_the_store(full: Actor) -> None:
+    os.rename(full.store.core.tree.tmp, full.store.core.tree.tmp + "x")
+    with pytest.raises(StoreError):
+        perform(full.store, "gc", {})
+    os.rename(full.store.core.tree.tmp + "x", full.store.core.tree.tmp)
+
+
+def test_nothing_is_left_over_after_upkeep(full: Actor) -> None:
+    from torments.oracle import Outcome
+
+    outcome = Outcome("x")
+    perform(full.store, "gc", {})
+    leftovers(outcome, full.store, "gc")
+    assert outcome.failures == []
+
+
+def test_an_index_that_is_mostly_free_pages_shrinks(world: World) -> None:
+    actor = world.open(60_000_000, durable=False)
+    actor.durable = False
+    for n in range(900):
+        actor.put([n, 1, 2, 3])
+    data = Path(actor.store.core.tree.index) / "data.mdb"
+    large = data.stat().st_size
+    perform(actor.store, "clear", {})
+    assert data.stat().st_size < large / 4
+    assert actor.put(PROMPT) == len(PROMPT) and world.reopen().get(PROMPT) == len(PROMPT)

@@ -60,7 +60,7 @@ def read_specs(path: Path) -> list[TensorSpec]:
         raise BadRequest(f"cannot read {path}: {error.strerror or error}", path=str(path)) from error
     try:
         return _specs(path, json.loads(header), size - 8 - length)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, f"damaged safetensors header ({error})") from error
 
 

@@ -6,7 +6,7 @@ Engine thread only. A choice leaves here in stage PREFILLING with a sequence, or
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvd.cache.chain import chains, salted
@@ -20,7 +20,7 @@ from kvd.worker.outbox import Outbox
 from kvd.worker.params import Params
 from kvd.worker.planner import Rates
 from kvd.worker.request import Choice, Request, nothing
-from kvd.worker.restore import Readers
+from kvd.worker.restore import VANISHED, Readers
 from kvd.worker.sampler import Drawer
 from kvd.worker.scheduler import GRID, Stage, common_prefix
 from kvd.worker.spill import Spill
@@ -105,7 +105,7 @@ class Admission:
 
     # --- admission
 
-    def admit(self, choice: Choice, others: Sequence[Choice], now: float) -> bool:
+    def admit(self, choice: Choice, others: Iterable[Choice], now: float) -> bool:
         """Give a waiting choice its rows. False: it has to wait for another that computes the same prefix now.
         Raises PoolFull; then nothing has changed."""
         match = self._match(choice)
@@ -165,13 +165,16 @@ class Admission:
             choice.seq.close()
             choice.seq = None
 
-    def _fetched(self, choice: Choice, reason: str, again: bool) -> None:
-        """All of a restore has landed or failed."""
+    def _fetched(self, choice: Choice, reason: str, lost: Sequence[bytes]) -> None:
+        """All of a restore has landed or failed. A shard that vanished is looked up once more."""
+        self._spill.forget(lost)
         if choice.stage is not Stage.LOADING or choice.seq is None:
             return  # it was cancelled meanwhile; memory keeps what came
         request = choice.request
-        if again and not choice.looked_again:
+        if reason == VANISHED and not choice.looked_again:
             choice.looked_again = True
+            request.miss_reason = reason
+            self._account(choice, choice.from_memory)
             self._close(choice)
             self.ask(choice)
             return
@@ -181,19 +184,31 @@ class Admission:
 
     def _begin(self, choice: Choice, memory: int) -> None:
         """The first `memory` rows of the sequence came from memory, the rest of what it has from the store."""
-        request, cost = choice.request, choice.request.cost
+        request = choice.request
         choice.stage = Stage.PREFILLING
-        if choice.started:
-            return
-        cached = min(choice.rows, len(request.tokens) - 1)
+        if not choice.started:
+            self._account(choice, memory)
+            request.divergence = self._divergence(choice)
+            request.miss_reason = report.miss_reason(request, choice.rows)
+
+    @staticmethod
+    def _account(choice: Choice, memory: int) -> None:
+        cost = choice.request.cost
+        cached = min(choice.rows, len(choice.request.tokens) - 1)
         stored = max(cached - max(memory, cost.high), 0)
         cost.ssd += stored
         cost.memory += max(cached - cost.high, 0) - stored
         cost.high = max(cost.high, cached)
-        match = self._match(choice)
-        if match.rows == choice.rows:
-            request.divergence = report.divergence(self._tokenizer, request.tokens, match.rows, match.stored_token)
-        request.miss_reason = report.miss_reason(request, cached)
+
+    def _divergence(self, choice: Choice) -> dict[str, Any] | None:
+        """Where the prompt leaves what memory or, behind a restore, the store has."""
+        match, rows = self._match(choice), choice.rows
+        if match.rows != rows:
+            return None
+        stored = match.stored_token
+        if stored is None and choice.found is not None and self.fetcher.rows(choice.found) == rows:
+            stored = self.fetcher.stored_token(choice.found, len(choice.target) - rows + choice.found.child_rows)
+        return report.divergence(self._tokenizer, choice.request.tokens, rows, stored)
 
     # --- explain
 

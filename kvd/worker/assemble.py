@@ -42,6 +42,8 @@ ANY_CONTEXT: Final = 1 << 24
 """tokens, for a model that names no limit"""
 READERS: Final = 4
 """threads that read shards: they wait for the disk most of the time"""
+PENDING_LEAST: Final = 1 << 26
+"""bytes of blocks that may always wait for the disk"""
 log = structlog.get_logger()
 
 
@@ -79,21 +81,22 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
         loaded.model, loaded.tokenizer, layout, space, frozenset(loaded.tokenizer.eos_token_ids), given.kv
     )
     chunk = given.chunk or (CHUNK_CPU if loaded.info.backend == "cpu" else CHUNK_GPU)
-    engine = make_engine(model, cache, outbox, heart, files or RealFiles(), chunk, max(given.pool_limit // 8, 1 << 26))
+    pending = max(given.pool_limit // 8, PENDING_LEAST)
+    engine = make_engine(model, cache, outbox, heart, files or RealFiles(), Limits(chunk=chunk), pending)
     context = loaded.info.context_length or ANY_CONTEXT
     prompter = Prompter(loaded.tokenizer, vocab=loaded.info.vocab, context=context, today=pulled(given))
     return Built(engine, prompter, _info(given, loaded, layout, cache, report))
 
 
 def make_engine(
-    model: Model, cache: PagedCache, outbox: Outbox, heart: Heart, files: Files, chunk: int, max_pending: int
+    model: Model, cache: PagedCache, outbox: Outbox, heart: Heart, files: Files, limits: Limits, max_pending: int
 ) -> Engine:
     """The engine with its writer and readers. `max_pending`: bytes of blocks that may wait for the disk."""
     return Engine(
         model, cache, outbox=outbox, heart=heart,
         spill=lambda settled: Spill(files, model.layout, outbox, settled, max_pending=max_pending),
         readers=lambda done: Readers(files, done, READERS),
-        limits=Limits(chunk=chunk),
+        limits=limits,
     )  # fmt: skip
 
 

@@ -7,35 +7,34 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import structlog
-
-from kvclient.errors import Cancelled, Internal, KvdError, OutOfMemory, Timeout
+from kvclient.errors import Cancelled, KvdError, OutOfMemory, Timeout
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import PoolFull
 from kvd.messages import Committed, LookedUp, Reserved
 from kvd.worker import report
 from kvd.worker.admit import Admission
-from kvd.worker.beat import Heart, Pulse
-from kvd.worker.compute import Computer, twin
+from kvd.worker.beat import Heart
+from kvd.worker.compute import Computer
 from kvd.worker.finish import Finisher
+from kvd.worker.generation import Generation
+from kvd.worker.live import Live
 from kvd.worker.outbox import Outbox
 from kvd.worker.planner import Rates
 from kvd.worker.prompt import Prompt
 from kvd.worker.request import Choice, Request, Times
 from kvd.worker.restore import Readers
-from kvd.worker.sampler import Draw, draw
-from kvd.worker.scheduler import Chunk, Limits, Stage, check_admission, decide, position, victim
+from kvd.worker.scheduler import Limits, Stage, check_admission, decide, positions
 from kvd.worker.spill import Spill
-from kvd.worker.text import Piece
 
-UNMEASURED_S: Final = 120.0
-"""seconds a step is allowed before one has been measured: the first may compile kernels"""
-log = structlog.get_logger()
+PINNED_S: Final = 0.05
+"""seconds between looks at a pool that is full of blocks the disk has not taken yet"""
+FRESH_S: Final = 0.2
+"""seconds after which the numbers in the beat are renewed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +78,14 @@ class Engine:
         self._finisher = Finisher(cache, self.spill, outbox, self._facts)
         self._computer = Computer(model.model, cache, self.rates, self._finisher.published)
         self._admission = Admission(cache, model.layout, self.readers, self.spill, outbox, self.rates, model.tokenizer)
-        self._requests: dict[str, Request] = {}
-        self._choices: dict[str, Choice] = {}
+        self._live = Live()
+        self._generation = Generation(
+            model.tokenizer, model.eos, cache, self._computer, self._finisher, self._live, outbox, self.rates, limits,
+            self._pulse, clock,
+        )  # fmt: skip
+        self._told_at = 0.0
         self._stop_at: float | None = None
         self._stopped = False
-        self.rows_fed = lambda: self._computer.rows_fed
 
     # --- from other threads
 
@@ -116,8 +118,7 @@ class Engine:
     def run(self) -> None:
         """Until `stop`. Raises nothing for what happens inside one request."""
         while not self._stopped:
-            busy = self._step()
-            self._receive(wait=not busy)
+            self._receive(wait=not self._step())
             self._expire(self._clock())
 
     def close(self, flush_s: float) -> None:
@@ -134,7 +135,7 @@ class Engine:
         if wait:
             self._pulse("idle", 0.0)
             try:
-                self._inbox.get(timeout=self._patience())()
+                self._inbox.get(timeout=PINNED_S if self._generation.stalled else self._patience())()
             except queue.Empty:
                 return
         while True:
@@ -146,20 +147,22 @@ class Engine:
 
     def _patience(self) -> float | None:
         """Seconds until something is due though nothing comes in; None: nothing will be."""
-        due = [request.deadline for request in self._requests.values() if request.deadline is not None]
+        due = [request.deadline for request in self._live.requests if request.deadline is not None]
         due += [at for at in (self._finisher.next_deadline(), self._stop_at) if at is not None]
         return max(min(due) - self._clock(), 0.0) if due else None
 
     def _step(self) -> bool:
         """Carry out one decision. False: there was nothing to do."""
+        generation, live = self._generation, self._live
+        generation.stalled = False
         limits = replace(self._limits, row_s=self.rates.row_s or self._limits.row_s)
-        decision = decide([choice.job() for choice in self._choices.values()], limits)
-        started = sum(self._start(self._choices[id]) for id in decision.admit)
-        if decision.decode:
-            self._decode([self._choices[id] for id in decision.decode if id in self._choices])
-        if decision.prefill is not None and decision.prefill.id in self._choices:
-            self._prefill(self._choices[decision.prefill.id], decision.prefill)
-        return bool(started or decision.decode or decision.prefill)
+        decision = decide(live.jobs(), limits)
+        started = sum(self._start(live.choice(id)) for id in decision.admit if id in live)
+        if decoding := [live.choice(id) for id in decision.decode if id in live]:
+            generation.decode(decoding)
+        if decision.prefill is not None and decision.prefill.id in live:
+            generation.prefill(live.choice(decision.prefill.id), decision.prefill)
+        return bool(started or decision.decode or decision.prefill) and not generation.stalled
 
     # --- requests come and go
 
@@ -178,17 +181,19 @@ class Engine:
             self._outbox.event("error", id, problem.to_wire())
             return
         choice = self._admission.first_choice(request)
-        request.choices.append(choice)
-        self._requests[id] = request
-        self._choices[choice.id] = choice
-        place = position(choice.id, [one.job() for one in self._choices.values()], self._limits)
+        self._live.add(choice)
+        place = positions(self._live.jobs(), self._limits)[choice.id]
         self._outbox.event("queued", id, {"position": place})
         self._admission.ask(choice)
 
     def _check(self, request: Request) -> None:
         if self._stop_at is not None:
             raise Cancelled("the model is being unloaded")
-        check_admission(sum(1 for c in self._choices.values() if c.stage is Stage.WAITING), self._limits)
+        if (excess := request.prompt.excess) is not None:
+            held = self._cache.match(request.tokens, request.namespace).rows
+            excess.details["reusable_prefix"] = min(held, excess.details["limit"])
+            raise excess
+        check_admission(sum(choice.stage is Stage.WAITING for choice in self._live.choices), self._limits)
         needed = -(-len(request.tokens) // self._cache.block_size)
         if needed > self._cache.max_blocks:
             token = self._facts.bytes_per_token
@@ -201,177 +206,33 @@ class Engine:
     def _start(self, choice: Choice) -> bool:
         """Admit a waiting choice. False: it stays where it is."""
         try:
-            started = self._admission.admit(choice, list(self._choices.values()), self._clock())
+            started = self._admission.admit(choice, self._live.choices, self._clock())
         except PoolFull as full:
-            return self._make_way(choice, full)
+            return self._generation.make_way(choice, full)
         if started:
             self._outbox.event("progress", choice.request.id, report.progress(choice.request))
         return started
 
-    def _prefill(self, choice: Choice, chunk: Chunk) -> None:
-        rows = chunk.end - chunk.start
-        expected = self.rates.prefill_s(chunk.start, chunk.end)
-        self._pulse("prefill", UNMEASURED_S if expected is None else expected)
-        with_logits = chunk.end == len(choice.target)
-        try:
-            if not with_logits:
-                self._computer.chunk(choice, chunk.start, chunk.end)
-                self._outbox.event("progress", choice.request.id, report.progress(choice.request))
-                return
-            logits = self._computer.last_row(choice)
-        except PoolFull as full:
-            self._make_way(choice, full)
-            return
-        except Exception as problem:  # noqa: BLE001 - the border of one request: it ends with the error, the rest goes on
-            self._broken([choice], problem, f"prefill of {rows} rows")
-            return
-        self._begin_decode(choice, logits)
-
-    def _begin_decode(self, choice: Choice, logits: Any) -> None:
-        request, params = choice.request, choice.request.prompt.params
-        choice.stage = Stage.DECODING
-        now = self._clock()
-        if choice.started:
-            self._take(choice, draw(logits, [choice.drawer])[0], now)
-            return
-        request.times.prefilled = now
-        assert choice.seq is not None
-        choice.seq.tail()  # known from now on: whoever asks the same meanwhile shares it to the token
-        if params.kind == "warm":
-            self._end(choice, "stop")
-            return
-        others = [twin(choice, index, self._model.tokenizer, params) for index in range(1, params.n)]
-        request.choices += others
-        self._choices.update({other.id: other for other in others})
-        for one in (choice, *others):
-            self._take(one, draw(logits, [one.drawer])[0], now)
-
-    def _decode(self, choices: Sequence[Choice]) -> None:
-        batch = [choice for choice in choices if self._reserve(choice)]
-        batch = [choice for choice in batch if choice.stage is Stage.DECODING]  # a later one may have taken its room
-        if not batch:
-            return
-        self._pulse("decode", UNMEASURED_S / 10)
-        try:
-            drawn = self._computer.step(batch)
-        except Exception as problem:  # noqa: BLE001 - the border of one request, see _prefill
-            if len(batch) == 1:
-                self._broken(batch, problem, "decode")
-            else:
-                for choice in batch:
-                    self._decode([choice])
-            return
-        now = self._clock()
-        for choice, one in zip(batch, drawn, strict=True):
-            self._take(choice, one, now)
-
-    def _reserve(self, choice: Choice) -> bool:
-        if choice.stage is not Stage.DECODING or choice.seq is None:
-            return False
-        try:
-            choice.seq.reserve(1)
-        except PoolFull as full:
-            if not self._make_way(choice, full) or choice.stage is not Stage.DECODING:
-                return False
-            return self._reserve(choice)
-        return True
-
-    def _take(self, choice: Choice, drawn: Draw, now: float) -> None:
-        """A drawn token becomes text; the answer may end with it."""
-        request, params = choice.request, choice.request.prompt.params
-        request.times.first_token = request.times.first_token or now
-        request.times.last_token = now
-        choice.output.append(drawn.token)
-        if drawn.token in self._model.eos:
-            self._end(choice, "stop")
-            return
-        if params.sampling.logprobs:
-            choice.logprobs.append(report.logprob(self._model.tokenizer, drawn))
-        self._send(choice, choice.answer.push(drawn.token))
-        if choice.answer.stopped:
-            self._end(choice, "stop")
-        elif len(choice.output) >= params.max_tokens:
-            self._end(choice, "length")
-
-    def _send(self, choice: Choice, pieces: Sequence[Piece]) -> None:
-        id, index = choice.request.id, choice.index
-        for piece in pieces:
-            body: dict[str, Any] = {"index": index}
-            if piece.call is not None:
-                body["call"] = dict(piece.call)
-            else:
-                body["text"] = piece.text
-            if piece.kind == "text" and choice.logprobs:
-                body["logprobs"], choice.logprobs = choice.logprobs, []
-            self._outbox.event(piece.kind, id, body)
-
-    def _end(self, choice: Choice, reason: str) -> None:
-        """A choice's text has ended."""
-        request = choice.request
-        self._send(choice, choice.answer.finish())
-        if reason == "stop" and choice.answer.tool_calls:
-            reason = "tool_calls"
-        choice.finish_reason = reason
-        self._choices.pop(choice.id, None)
-        if request.prompt.params.kind != "warm":
-            self._outbox.event("finish", request.id, {"index": choice.index, "finish_reason": reason})
-        self._finisher.release(choice)
-        if not request.live:
-            self._requests.pop(request.id, None)
-            self._finisher.wait(request, self._clock())
-
-    def _fail(self, request: Request, problem: KvdError) -> None:
-        for choice in request.choices:
-            self._choices.pop(choice.id, None)
-        self._requests.pop(request.id, None)
-        self._finisher.fail(request, problem)
-
-    def _broken(self, choices: Sequence[Choice], problem: Exception, what: str) -> None:
-        log.error("a request failed inside the model", what=what, exc_info=problem)
-        for choice in choices:
-            self._fail(choice.request, Internal(f"{what} failed: {type(problem).__name__}: {problem}"[:300]))
-
-    def _make_way(self, choice: Choice, full: PoolFull) -> bool:
-        """The pool is full: preempt whoever comes last. True: room was made, try again."""
-        jobs = [one.job() for one in self._choices.values()]
-        who = victim(jobs, choice.id, self._limits)
-        if who is None and any(one.stage is Stage.LOADING for one in self._choices.values()):
-            return False
-        if who is None:
-            block = self._cache.block_size * self._facts.bytes_per_token
-            self._fail(choice.request, OutOfMemory(
-                f"the KV pool is full: {full.needed} blocks are needed, {full.free} can be had",
-                needed=full.needed * block, available=full.free * block, what="kv pool",
-            ))  # fmt: skip
-            return False
-        if choice.stage is Stage.WAITING and who != choice.id:
-            return False  # it has nothing yet: it waits for the others to end
-        loser = self._choices[who]
-        self._finisher.release(loser)
-        loser.target = [*loser.request.tokens, *loser.output]
-        loser.stage, loser.follows, loser.asked = Stage.WAITING, None, False
-        return who != choice.id
-
     def _cancel(self, id: str, reason: str) -> None:
-        request = self._requests.get(id)
+        request = self._live.request(id)
         if request is None:
             return
         if reason == "timeout":
-            self._fail(request, Timeout("the request's time limit is over", stage=self._stage(request)))
+            self._generation.fail(request, Timeout("the request's time limit is over", stage=self._stage(request)))
             return
         for choice in list(request.live):
-            self._end(choice, "cancelled")
+            self._generation.end(choice, "cancelled")
 
     def _expire(self, now: float) -> None:
-        for request in list(self._requests.values()):
+        for request in self._live.requests:
             if request.deadline is not None and now >= request.deadline:
-                limit = request.prompt.params.timeout
-                stage = self._stage(request)
-                self._fail(request, Timeout(f"not done within {limit:g} s (in {stage})", limit_s=limit, stage=stage))
+                limit, stage = request.prompt.params.timeout, self._stage(request)
+                late = Timeout(f"not done within {limit:g} s (in {stage})", limit_s=limit, stage=stage)
+                self._generation.fail(request, late)
         self._finisher.settle(now)
-        if self._stop_at is not None and (now >= self._stop_at or not self._requests):
-            for request in list(self._requests.values()):
-                self._fail(request, Cancelled("the model is being unloaded"))
+        if self._stop_at is not None and (now >= self._stop_at or not self._live.requests):
+            for request in self._live.requests:
+                self._generation.fail(request, Cancelled("the model is being unloaded"))
             self._stopped = not len(self._finisher) or now >= self._stop_at + 5.0
 
     @staticmethod
@@ -387,17 +248,25 @@ class Engine:
     # --- what others see
 
     def _pulse(self, phase: str, expected_s: float) -> None:
-        jobs = [choice.job() for choice in self._choices.values()]
+        """What the heart tells from now on; the numbers in it are renewed a few times a second."""
+        now = self._clock()
+        pulse = replace(self._heart.pulse, phase=phase, at=now, expected_s=expected_s)
+        if phase == "idle" or now - self._told_at > FRESH_S:
+            self._told_at = now
+            pulse = replace(pulse, stats=self._stats(), live=self._standing())
+        self._heart.pulse = pulse
+
+    def _standing(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        places = positions(self._live.jobs(), self._limits)
         live: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        for request in self._requests.values():
-            first = request.choices[0]
-            live[request.id] = report.standing(request, position(first.id, jobs, self._limits))
+        for request in self._live.requests:
+            live[request.id] = report.standing(request, places.get(request.choices[0].id, 0))
         for request in self._finisher.requests:
             live[request.id] = ("progress", report.progress(request))
-        self._heart.pulse = Pulse(phase, self._clock(), expected_s, self._stats(), live)
+        return live
 
     def _stats(self) -> dict[str, Any]:
-        stages = [choice.stage for choice in self._choices.values()]
+        stages = [choice.stage for choice in self._live.choices]
         pool = self._cache.stats
         return {
             "waiting": stages.count(Stage.WAITING), "loading": stages.count(Stage.LOADING),
@@ -408,5 +277,3 @@ class Engine:
             "evictions": dict(pool.evictions), "spill_pending_bytes": self.spill.pending_bytes,
             "spill": dict(self.spill.counters),
         }  # fmt: skip
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvd.cache.landing import BlockLanding
@@ -36,11 +36,13 @@ class _Restore:
     next: int = 0
     nbytes: int = 0
     failed: str = ""
+    lost: list[Entry] = field(default_factory=list)
+    """from the first failed one on: for all that is known they are no use to anybody"""
 
 
 class Fetcher:
-    """`finished(choice, reason, again)` is called when nothing more comes for a choice: reason names a failure ("" if
-    none); again says that a shard vanished, so it may be worth another look."""
+    """`finished(choice, reason, lost)` is called when nothing more comes for a choice: reason names the first failure
+    ("" if none), lost the chains that did not come from there on."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class Fetcher:
         readers: Readers,
         outbox: Outbox,
         rates: Rates,
-        finished: Callable[[Choice, str, bool], None],
+        finished: Callable[[Choice, str, Sequence[bytes]], None],
     ) -> None:
         self._cache = cache
         self._layout = layout
@@ -62,8 +64,12 @@ class Fetcher:
 
     def gain(self, match: Match, found: LookedUp) -> int:
         """Leading tokens that would be there after a restore, if that is more than memory has; else 0."""
-        rows = len(found.hits) * self._cache.block_size + found.child_rows
+        rows = self.rows(found)
         return rows if rows > match.rows else 0
+
+    def rows(self, found: LookedUp) -> int:
+        """Leading tokens that the store has."""
+        return len(found.hits) * self._cache.block_size + found.child_rows
 
     def worth(self, match: Match, found: LookedUp) -> bool:
         """False: by what has been measured, computing these rows is faster than reading them."""
@@ -113,7 +119,7 @@ class Fetcher:
         if restore.next == len(restore.entries):
             del self._open[result.ticket]
             self._rates.restored(restore.nbytes, time.monotonic() - restore.began)
-            self._finished(restore.choice, restore.failed, restore.failed == VANISHED)
+            self._finished(restore.choice, restore.failed, tuple(entry.chain for entry in restore.lost))
 
     def _land(self, restore: _Restore, index: int, result: BlockRead) -> None:
         entry, landing = restore.entries[index], restore.landings[index]
@@ -121,6 +127,7 @@ class Fetcher:
             self._outbox.tell(BadShard(restore.choice.request.namespace, entry.chain, result.reason))
         if result.reason:
             restore.failed = restore.failed or result.reason
+            restore.lost = restore.lost or restore.entries[index:]
             landing.reject()
             return
         restore.nbytes += result.nbytes

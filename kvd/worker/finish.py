@@ -12,6 +12,7 @@ import mlx.core as mx
 from kvclient.errors import KvdError
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match, Published
+from kvd.messages import PinPath
 from kvd.worker.outbox import Outbox
 from kvd.worker.report import Facts, done
 from kvd.worker.request import Choice, Request
@@ -34,6 +35,11 @@ class Finisher:
     @property
     def requests(self) -> Sequence[Request]:
         return tuple(self._waiting)
+
+    @property
+    def writing(self) -> bool:
+        """Blocks are pinned in the pool until the disk has them."""
+        return self._spill.pending_bytes > 0
 
     def published(self, choice: Choice, block: Published) -> None:
         """A block of a running request became full."""
@@ -89,10 +95,15 @@ class Finisher:
 
     def _done(self, request: Request) -> None:
         stored = 0
+        durable = []
         for chain, end in request.trail:
             if self._spill.state(chain) is not State.DURABLE:
                 break
             stored = end
+            durable.append(chain)
+        params = request.prompt.params
+        if params.pin and durable:
+            self._outbox.tell(PinPath(request.namespace, tuple(durable), params.ttl or 0.0))
         self._outbox.event("done", request.id, done(request, self._facts, stored, mx.get_peak_memory()))
 
 

@@ -22,13 +22,14 @@ _CONTINUATIONS: Final = ("A", "zq", "\n1")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request ready for the engine. `tokens` are valid ids, at most as many as the context has rows."""
+    """A request ready for the engine. `tokens` are valid ids. `excess`: they are more than the context has rows."""
 
     tokens: tuple[int, ...]
     params: Params
     format: Format
     preview: str
     """first words, for `kvd cache ls`"""
+    excess: ContextLengthExceeded | None = None
 
 
 class Prompter:
@@ -43,7 +44,7 @@ class Prompter:
         self._now = datetime.datetime.combine(today, datetime.time())
 
     def prepare(self, kind: str, body: Mapping[str, Any]) -> Prompt:
-        """Raises BadRequest and ContextLengthExceeded (details: prompt, limit)."""
+        """Raises BadRequest naming the field, or what the template said."""
         params, body = parse(kind, body, vocab=self._vocab, random_seed=int.from_bytes(os.urandom(7), "big"))
         tools = [] if params.tool_choice == "none" else body.get("tools", [])
         open_end = body.get("open_end", False)
@@ -54,26 +55,22 @@ class Prompter:
         else:
             messages = [_message(message) for message in body["messages"]]
             tokens = self._chat(open_end, messages, tools, _template_options(body))
-        self._check(tokens, needs_room=kind != "count")
+        self._check(tokens)
         room = self._context - len(tokens) + 1
         return Prompt(
             tokens=tuple(tokens),
-            params=replace(params, max_tokens=min(params.max_tokens, room)) if kind != "count" else params,
+            params=replace(params, max_tokens=min(params.max_tokens, room)),
             format=format_of(self._tokenizer, tools, tokens) if "messages" in body else PLAIN,
             preview=_preview(body),
+            excess=_excess(len(tokens), self._context) if room < 1 else None,
         )
 
-    def _check(self, tokens: Sequence[int], *, needs_room: bool) -> None:
+    def _check(self, tokens: Sequence[int]) -> None:
         if not tokens:
             raise BadRequest("the prompt is empty")
         if max(tokens) >= self._vocab or min(tokens) < 0:
             bad = next(token for token in tokens if not 0 <= token < self._vocab)
             raise BadRequest(f"token id {bad} is not within 0 and {self._vocab - 1}", value=bad, vocab=self._vocab)
-        if needs_room and len(tokens) > self._context:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(tokens)} tokens, the model's limit is {self._context}",
-                prompt=len(tokens), limit=self._context, reusable_prefix=0,
-            )  # fmt: skip
 
     def _encode(self, text: str) -> list[int]:
         bos = self._tokenizer.bos_token
@@ -111,6 +108,13 @@ class Prompter:
             raise BadRequest(f"the chat template refuses these messages: {problem}", field="messages") from problem
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+
+def _excess(prompt: int, limit: int) -> ContextLengthExceeded:
+    """reusable_prefix is for the engine to fill in: only it knows what is cached."""
+    return ContextLengthExceeded(
+        f"the prompt has {prompt} tokens, the model's limit is {limit}", prompt=prompt, limit=limit, reusable_prefix=0
+    )
 
 
 def _shared(variants: Sequence[Sequence[int]]) -> list[int]:

@@ -115,10 +115,10 @@ def chunk_end(start: int, total: int, size: int) -> int:
     return min(end, total - 1)
 
 
-def position(job_id: str, jobs: Iterable[Job], limits: Limits) -> int:
-    """Place of a waiting job in the queue, 0 for the next."""
+def positions(jobs: Iterable[Job], limits: Limits) -> dict[str, int]:
+    """Place in the queue of every waiting job, 0 for the next."""
     order = _ordered((job for job in jobs if job.stage is Stage.WAITING), limits)
-    return next((place for place, job in enumerate(order) if job.id == job_id), 0)
+    return {job.id: place for place, job in enumerate(order)}
 
 
 def victim(jobs: Iterable[Job], needing: str, limits: Limits) -> str | None:

@@ -121,6 +121,12 @@ class Spill:
                 else:
                     self._durable.pop(chain, None)
 
+    def forget(self, chains: Sequence[bytes]) -> None:
+        """These are not in the store after all, as far as is known: they may be offered again."""
+        with self._lock:
+            for chain in chains:
+                self._durable.pop(chain, None)
+
     def reserved(self, answer: Reserved) -> None:
         """The front's answer to a Reserve."""
         with self._lock:

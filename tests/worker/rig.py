@@ -33,7 +33,8 @@ from kvd.messages import (
 )
 from kvd.models.fingerprint import identify
 from kvd.models.load import load
-from kvd.store.base import Limits, Refusal
+from kvd.store.base import Limits as StoreLimits
+from kvd.store.base import Refusal
 from kvd.store.files import Files, RealFiles
 from kvd.store.store import Store
 from kvd.worker.assemble import make_engine, space_of
@@ -41,9 +42,10 @@ from kvd.worker.beat import Heart
 from kvd.worker.engine import Engine, Model
 from kvd.worker.outbox import Outbox
 from kvd.worker.prompt import Prompter
+from kvd.worker.scheduler import Limits
 from tests.tiny import tiny_model
 
-PATIENCE = 60.0
+PATIENCE = 20.0
 B = 16
 """tokens per block in these tests"""
 
@@ -113,19 +115,20 @@ class Rig:
     """Use as a context manager. `restart` begins a new engine over the same store: memory is gone."""
 
     def __init__(
-        self, *, files: Callable[[], Files] = RealFiles, pool_blocks: int = 256, chunk: int = 64,
+        self, *, files: Callable[[], Files] = RealFiles, pool_blocks: int = 256, limits: Limits = Limits(chunk=64),  # noqa: B008
         model: Mapping[str, Any] | None = None, store_limit: int = 1 << 30,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="kvd", dir="/tmp"))
         self.model_folder = tiny_model(self.folder / "model", **(model or {}))
         self._files = files
         self._pool_blocks = pool_blocks
-        self._chunk = chunk
+        self._limits = limits
         self._limit = store_limit
         self._ids = itertools.count(1)
         self.answers: dict[str, Answer] = {}
         self.hold_writes = threading.Event()
-        """set: commits wait until it is cleared"""
+        """set: commits wait until `release_writes`"""
+        self._held: list[Written] = []
 
     def __enter__(self) -> Rig:
         self.start()
@@ -168,7 +171,7 @@ class Rig:
         self.tokenizer = loaded.tokenizer
         self.heart = Heart(self.outbox)
         self.engine: Engine = make_engine(
-            model, self.cache, self.outbox, self.heart, self._files(), self._chunk, 1 << 26
+            model, self.cache, self.outbox, self.heart, self._files(), self._limits, 1 << 26
         )
         self.prompter = Prompter(
             loaded.tokenizer, vocab=loaded.info.vocab, context=loaded.info.context_length or 4096,
@@ -181,10 +184,13 @@ class Rig:
     # --- the front
 
     def _run_front(self) -> None:
-        self.store = Store.open(self.folder / "store", Limits(self._limit))
+        self.store = Store.open(self.folder / "store", StoreLimits(self._limit))
         while self._wakes.get():
             while (message := self.outbox.take()) is not None:
                 self._answer(to_front(message))
+            if self._held and not self.hold_writes.is_set():
+                held, self._held = self._held, []
+                self.engine.committed(Committed(tuple(self.store.commit(held))))
         self.store.close()
 
     def _answer(self, message: Any) -> None:
@@ -202,15 +208,17 @@ class Rig:
                 else:
                     self.engine.reserved(Reserved(q, True, made.id, made.temp, made.final))
             case Written():
-                while self.hold_writes.is_set():
-                    time.sleep(0.01)
-                self.engine.committed(Committed(tuple(store.commit([message]))))
+                self._held.append(message)
             case Abandon(reservation, reason):
                 store.abandon(reservation, reason)
             case BadShard(namespace, chain, reason):
                 store.quarantine(namespace, chain, reason)
             case Touched(namespace, chains):
                 store.touched(namespace, chains)
+
+    def release_writes(self) -> None:
+        self.hold_writes.clear()
+        self._wakes.put(True)
 
     # --- a client
 

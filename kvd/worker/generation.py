@@ -1,0 +1,207 @@
+"""From rows to answers: prefill, batched decode, tokens into text, and how each of them may end. Engine thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import structlog
+
+from kvclient.errors import Internal, KvdError, OutOfMemory
+from kvd.cache.paged import PagedCache
+from kvd.cache.results import PoolFull
+from kvd.worker import report
+from kvd.worker.compute import Computer, twin
+from kvd.worker.finish import Finisher
+from kvd.worker.live import Live
+from kvd.worker.outbox import Outbox
+from kvd.worker.planner import Rates
+from kvd.worker.request import Choice, Request
+from kvd.worker.sampler import Draw, draw
+from kvd.worker.scheduler import Chunk, Limits, Stage, victim
+from kvd.worker.text import Piece, Tokenizer
+
+UNMEASURED_S: Final = 120.0
+"""seconds a chunk is allowed before one has been measured: the first may compile kernels"""
+STEP_S: Final = 12.0
+"""seconds a decode step is allowed"""
+log = structlog.get_logger()
+
+
+class Generation:
+    """Carries out chunks and steps for the requests in `live` and takes out those that end."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos: frozenset[int],
+        cache: PagedCache,
+        computer: Computer,
+        finisher: Finisher,
+        live: Live,
+        outbox: Outbox,
+        rates: Rates,
+        limits: Limits,
+        pulse: Callable[[str, float], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`pulse(phase, seconds)` is told before every pass what it is and how long it should take."""
+        self._tokenizer = tokenizer
+        self._eos = eos
+        self._cache = cache
+        self._computer = computer
+        self._finisher = finisher
+        self._live = live
+        self._outbox = outbox
+        self._rates = rates
+        self._limits = limits
+        self._pulse = pulse
+        self._clock = clock
+        self.stalled = False
+        """the pool is full of blocks that the disk has not taken yet: waiting helps"""
+
+    def prefill(self, choice: Choice, chunk: Chunk) -> None:
+        """One chunk, or the last row with which decoding begins."""
+        rows = chunk.end - chunk.start
+        expected = self._rates.prefill_s(chunk.start, chunk.end)
+        self._pulse("prefill", UNMEASURED_S if expected is None else expected)
+        with_logits = chunk.end == len(choice.target)
+        try:
+            if not with_logits:
+                self._computer.chunk(choice, chunk.start, chunk.end)
+                self._outbox.event("progress", choice.request.id, report.progress(choice.request))
+                return
+            logits = self._computer.last_row(choice)
+        except PoolFull as full:
+            self.make_way(choice, full)
+            return
+        except Exception as problem:  # noqa: BLE001  the border of one request: it ends with the error
+            self._broken([choice], problem, f"prefill of {rows} rows")
+            return
+        self._begin_decode(choice, logits)
+
+    def _begin_decode(self, choice: Choice, logits: Any) -> None:
+        request, params = choice.request, choice.request.prompt.params
+        choice.stage = Stage.DECODING
+        now = self._clock()
+        if choice.started:
+            self._take(choice, draw(logits, [choice.drawer])[0], now)
+            return
+        request.times.prefilled = now
+        assert choice.seq is not None
+        choice.seq.tail()  # known from now on: whoever asks the same meanwhile shares it to the token
+        if params.kind == "warm":
+            self.end(choice, "stop")
+            return
+        others = [twin(choice, index, self._tokenizer, params) for index in range(1, params.n)]
+        request.choices += others
+        for other in others:
+            self._live.add(other)
+        for one in (choice, *others):
+            self._take(one, draw(logits, [one.drawer])[0], now)
+
+    def decode(self, choices: Sequence[Choice]) -> None:
+        """One token for each, in one batch. Those without room are preempted or make room."""
+        batch = [choice for choice in choices if self._reserve(choice)]
+        batch = [choice for choice in batch if choice.stage is Stage.DECODING]  # a later one may have taken its room
+        if not batch:
+            return
+        self._pulse("decode", STEP_S)
+        try:
+            drawn = self._computer.step(batch)
+        except Exception as problem:  # noqa: BLE001  the border of one request, as in prefill
+            if len(batch) == 1:
+                self._broken(batch, problem, "decode")
+            else:
+                for choice in batch:
+                    self.decode([choice])
+            return
+        now = self._clock()
+        for choice, one in zip(batch, drawn, strict=True):
+            self._take(choice, one, now)
+
+    def _reserve(self, choice: Choice) -> bool:
+        if choice.stage is not Stage.DECODING or choice.seq is None:
+            return False
+        try:
+            choice.seq.reserve(1)
+        except PoolFull as full:
+            if not self.make_way(choice, full) or choice.stage is not Stage.DECODING:
+                return False
+            return self._reserve(choice)
+        return True
+
+    def _take(self, choice: Choice, drawn: Draw, now: float) -> None:
+        """A drawn token becomes text; the answer may end with it."""
+        request, params = choice.request, choice.request.prompt.params
+        request.times.first_token = request.times.first_token or now
+        request.times.last_token = now
+        choice.output.append(drawn.token)
+        if drawn.token in self._eos:
+            self.end(choice, "stop")
+            return
+        if params.sampling.logprobs:
+            choice.logprobs.append(report.logprob(self._tokenizer, drawn))
+        self._send(choice, choice.answer.push(drawn.token))
+        if choice.answer.stopped:
+            self.end(choice, "stop")
+        elif len(choice.output) >= params.max_tokens:
+            self.end(choice, "length")
+
+    def _send(self, choice: Choice, pieces: Sequence[Piece]) -> None:
+        id, index = choice.request.id, choice.index
+        for piece in pieces:
+            body: dict[str, Any] = {"index": index}
+            if piece.call is not None:
+                body["call"] = dict(piece.call)
+            else:
+                body["text"] = piece.text
+            if piece.kind == "text" and choice.logprobs:
+                body["logprobs"], choice.logprobs = choice.logprobs, []
+            self._outbox.event(piece.kind, id, body)
+
+    def end(self, choice: Choice, reason: str) -> None:
+        """A choice's text has ended."""
+        request = choice.request
+        self._send(choice, choice.answer.finish())
+        if reason == "stop" and choice.answer.tool_calls:
+            reason = "tool_calls"
+        choice.finish_reason = reason
+        self._live.remove(choice)
+        if request.prompt.params.kind != "warm":
+            self._outbox.event("finish", request.id, {"index": choice.index, "finish_reason": reason})
+        self._finisher.release(choice)
+        if not request.live:
+            self._live.end(request)
+            self._finisher.wait(request, self._clock())
+
+    def fail(self, request: Request, problem: KvdError) -> None:
+        """End a request with a typed error; its rows are kept."""
+        self._live.end(request)
+        self._finisher.fail(request, problem)
+
+    def _broken(self, choices: Sequence[Choice], problem: Exception, what: str) -> None:
+        log.error("a request failed inside the model", what=what, exc_info=problem)
+        for choice in choices:
+            self.fail(choice.request, Internal(f"{what} failed: {type(problem).__name__}: {problem}"[:300]))
+
+    def make_way(self, choice: Choice, full: PoolFull) -> bool:
+        """The pool is full: preempt whoever comes last. True: room was made, try again."""
+        who = victim(self._live.jobs(), choice.id, self._limits)
+        if who is None and (self._finisher.writing or any(c.stage is Stage.LOADING for c in self._live.choices)):
+            self.stalled = True
+            return False
+        if who is None:
+            block = self._cache.block_size * self._cache.layout.bytes_per_token()
+            self.fail(choice.request, OutOfMemory(
+                f"the KV pool is full: {full.needed} blocks are needed, {full.free} can be had",
+                needed=full.needed * block, available=full.free * block, what="kv pool",
+            ))  # fmt: skip
+            return False
+        if choice.stage is Stage.WAITING and who != choice.id:
+            return False  # it has nothing yet: it waits for the others to end
+        loser = self._live.choice(who)
+        self._finisher.release(loser)
+        loser.target = [*loser.request.tokens, *loser.output]
+        loser.stage, loser.follows, loser.asked = Stage.WAITING, None, False
+        return who != choice.id

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from kvd.cache.plan import Bundle, Piece
 from kvd.cache.side import Side
+from kvd.cache.softmax import softmax_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def attend_bundle(
         own = k.paged_scores(grouped[:, None], table)
         scores.append(_to_columns(own, rows, kv_heads, repeats, tails.mask))
     joined = scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
-    weights = mx.softmax(joined, axis=-1, precise=True).astype(queries.dtype)
+    weights, total = softmax_parts(joined)
     out: mx.array | None = None
     at = 0
     for piece in shared:
@@ -69,6 +70,8 @@ def attend_bundle(
         mixed = v.paged_mix(_to_blocks(weights[..., at:], rows, kv_heads, repeats, k.block_size), table).sum(axis=1)
         result = mixed if result is None else result + mixed
     assert result is not None
+    if total is not None:
+        result = result / _rows_first(total, rows, kv_heads, repeats)
     return result.reshape(rows, heads, 1, result.shape[-1])
 
 

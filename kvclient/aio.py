@@ -22,6 +22,8 @@ from kvclient.fields import Options
 from kvclient.link import Exchange
 
 T = TypeVar("T")
+FAR_BEHIND = 1000
+"""events"""
 
 
 class AsyncStream:
@@ -34,6 +36,7 @@ class AsyncStream:
     def __init__(self, asked: Request, send: Callable[[Request], Awaitable[Exchange]]) -> None:
         self._request, self._send = asked, send
         self._exchange: Exchange | None = None
+        self._reader: _Reader | None = None
         self._closed = False
         self.id = asked.id
 
@@ -43,7 +46,7 @@ class AsyncStream:
     async def __anext__(self) -> Event:
         if self._closed:
             raise StopAsyncIteration
-        event = await wait(self._exchange or await self._start())
+        event = await (self._reader or await self._start()).wait()
         if event is None:
             raise StopAsyncIteration
         return event
@@ -63,9 +66,10 @@ class AsyncStream:
     def __del__(self) -> None:
         self._close()
 
-    async def _start(self) -> Exchange:
+    async def _start(self) -> _Reader:
         self._exchange = self._exchange or await self._send(self._request)
-        return self._exchange
+        self._reader = self._reader or _Reader(self._exchange)
+        return self._reader
 
     def _close(self) -> None:
         self._closed = True
@@ -73,40 +77,68 @@ class AsyncStream:
             self._exchange.close()
 
 
-async def wait(exchange: Exchange) -> Event | None:
-    """The next event, None at the end. Whatever else happens, the task's cancellation included, the exchange is
-    closed."""
-    try:
-        while (event := exchange.poll()) is None and not exchange.finished:
-            await _readable(exchange)
-    except BaseException:
-        exchange.close()
-        raise
-    return event
+class _Reader:
+    """Takes in what comes for an exchange while a loop runs, and wakes the task that waits for it. Descriptors stay
+    registered between waits; only a reader that falls far behind is left to ZeroMQ's own limits."""
 
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._loop = asyncio.get_running_loop()
+        self._descriptors: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        exchange.on_close = self._stop
 
-async def _readable(exchange: Exchange) -> None:
-    loop = asyncio.get_running_loop()
-    awake: asyncio.Future[None] = loop.create_future()
-    descriptors = [int(one.getsockopt(zmq.FD)) for one in exchange.sockets]
+    async def wait(self) -> Event | None:
+        """The next event, None at the end. Whatever else happens, the task's cancellation included, the exchange is
+        closed."""
+        exchange = self._exchange
+        try:
+            while (event := exchange.poll()) is None and not exchange.finished:
+                self._waiting = self._loop.create_future()
+                self._start()
+                await self._waiting
+        except BaseException:
+            exchange.close()
+            raise
+        finally:
+            self._waiting = None
+        return event
 
-    def wake() -> None:
-        for descriptor in descriptors:
-            loop.remove_reader(descriptor)
-        descriptors.clear()
-        if not awake.done():
-            awake.set_result(None)
+    def _start(self) -> None:
+        sources = self._exchange.sockets
+        for one in sources[len(self._descriptors):]:
+            self._descriptors.append(int(one.getsockopt(zmq.FD)))
+            self._loop.add_reader(self._descriptors[-1], self._wake)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._exchange.wait_s(), self._late)
 
-    timer = loop.call_later(exchange.wait_s(), wake)
-    exchange.on_close = wake
-    for descriptor in descriptors:
-        loop.add_reader(descriptor, wake)
-    try:
-        await awake
-    finally:
-        timer.cancel()
-        exchange.on_close = None
-        wake()
+    def _late(self) -> None:
+        self._timer = None
+        self._wake()
+
+    def _wake(self) -> None:
+        self._exchange.pump()
+        if not self._exchange.open or self._exchange.backlog > FAR_BEHIND:
+            self._stop()
+            return
+        self._start()
+        if self._exchange.backlog:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _stop(self) -> None:
+        """Until the next wait."""
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
+        self._descriptors.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._tell()
 
 
 class AsyncClient:
@@ -196,7 +228,8 @@ class AsyncClient:
 
     async def _call(self, call: Call[T], on_event: OnEvent | None = None, *, may_start: bool = True) -> T:
         exchange = await self._open(call.request, may_start)
-        while (event := await wait(exchange)) is not None:
+        reader = _Reader(exchange)
+        while (event := await reader.wait()) is not None:
             if on_event is not None:
                 on_event(event)
         return call.answer(exchange.result())

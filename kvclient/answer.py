@@ -70,8 +70,9 @@ def _plain(done: Completion, asked: Asked) -> dict[str, Any]:
 
 
 def figures(stats: Stats) -> str:
-    """Two or three lines for people."""
-    lines = [
+    """A few lines for people."""
+    lines = [f"the model was loaded first, in {stats.load_s:.1f} s"] if stats.load_s >= 0.05 else []
+    lines += [
         f"prompt {stats.prompt_tokens} tokens = {stats.cached_tokens} cached ({stats.cached_memory_tokens} memory, "
         f"{stats.cached_ssd_tokens} ssd) + {stats.computed_tokens} computed; "
         f"first token after {stats.ttft_s:.3f} s (queue {stats.queue_s:.3f} s, prefill {stats.prefill_s:.3f} s)",

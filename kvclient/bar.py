@@ -38,7 +38,7 @@ class Bar:
         return cls(stdio.error if usable else None)
 
     def queued(self, position: int) -> None:
-        self._line("waiting for its turn" + (f", {position} before" if position else ""))
+        self._line(f"waiting, {position} before" if position else "waiting for the model")
 
     def prefill(self, at: Progress) -> None:
         now = self._now()

@@ -104,6 +104,16 @@ class Exchange:
         return [one for one in (self._socket, self._monitor, self._pings) if one is not None]
 
     @property
+    def open(self) -> bool:
+        """More may come in."""
+        return self.reply.open and not self._failure and not self._closed
+
+    @property
+    def backlog(self) -> int:
+        """Events that `poll` can give without waiting."""
+        return len(self._ready)
+
+    @property
     def finished(self) -> bool:
         """Nothing more will come."""
         return self._closed or not (self._ready or self._failure or self.reply.open)
@@ -115,12 +125,8 @@ class Exchange:
     def poll(self) -> Event | None:
         """The next event, None if there is none yet or the reply is complete (`finished`). Raises the request's error
         once the events before it are taken."""
-        if not (self._ready or self._failure or self._closed) and self.reply.open:
-            try:
-                self._read()
-            except KvdError as problem:
-                self._failure = problem
-                self._dead = isinstance(problem, Unreachable)
+        if not self._ready:
+            self.pump()
         if self._ready:
             return self._ready.popleft()
         if self._failure is not None:
@@ -130,6 +136,15 @@ class Exchange:
         if not self.reply.open:
             self.close()
         return None
+
+    def pump(self) -> None:
+        """Takes in what has come; `poll` gives it out. Raises nothing."""
+        if self.open:
+            try:
+                self._read()
+            except KvdError as problem:
+                self._failure = problem
+                self._dead = isinstance(problem, Unreachable)
 
     def result(self) -> dict[str, Any]:
         """Of a verb other than generate, once `finished`. Raises Cancelled if it was closed before its end."""

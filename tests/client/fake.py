@@ -86,6 +86,7 @@ class FakeDaemon:
         for path in (self.path, control_path(self.path)):
             lane = context.socket(zmq.ROUTER)
             lane.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY)
+            lane.setsockopt(zmq.SNDHWM, 0)
             lane.bind(f"ipc://{path}")
             lanes.append(lane)
         self._up.set()

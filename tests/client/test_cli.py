@@ -138,6 +138,13 @@ def test_stats_name_the_place_of_the_divergence(daemon: FakeDaemon) -> None:
     assert b"diverged at token 5: 'Mon', stored 'Tue'" in kv("--stats", "hi").stderr
 
 
+def test_stats_tell_when_the_model_had_to_be_loaded(daemon: FakeDaemon) -> None:
+    loaded = {"choices": [CHOICE], "stats": {**STATS, "load_s": 12.34}}
+    assert b"loaded" not in kv("--stats", "hi").stderr
+    daemon.scripts["generate"] = lambda message, send: send("done", loaded)
+    assert b"the model was loaded first, in 12.3 s\n" in kv("--stats", "hi").stderr
+
+
 def test_an_answer_cut_by_the_context_is_not_cut_silently(daemon: FakeDaemon) -> None:
     cut = {"choices": [{**CHOICE, "finish_reason": "length"}], "stats": STATS}
     daemon.scripts["generate"] = lambda message, send: send("done", cut)

@@ -84,7 +84,8 @@ class Index:
             return reader.get(KeyValueTable.META, key.encode())
 
     def best_child(self, parent: bytes, tokens: Sequence[int]) -> tuple[bytes, int] | None:
-        """(chain, rows) of the stored child of `parent` whose first `rows` tokens are the longest match of `tokens`."""
+        """(chain, rows) of the stored child of `parent` whose first `rows` tokens are the longest match of `tokens`;
+        with 0 rows in common it is still a neighbour: it tells where the prompt leaves what is stored."""
         if not tokens:
             return None
         with self._kv.read() as reader:
@@ -150,7 +151,7 @@ def _best_child(reader: Reader, parent: bytes, tokens: Sequence[int]) -> tuple[b
         if not matches:
             break
         rows, chain = max(matches)
-        if rows > (best[1] if best else 0):
+        if best is None or rows > best[1]:
             best = chain, rows
         if rows < (level + 1) * STEP:
             break

@@ -121,7 +121,8 @@ class Store:
         slot = core.table.get(namespace, best[0]) if best else None
         if slot is None or best is None:
             return None, 0
-        slot.used = core.clock()
+        if best[1]:
+            slot.used = core.clock()
         return self._entry(slot), best[1]
 
     def _entry(self, slot: Slot) -> Entry:

@@ -16,6 +16,7 @@ from typing import Any
 
 from kvclient.errors import KvdError, from_wire
 from kvclient.wire import TERMINAL, unpack
+from kvd.cache.chain import chains
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.paged import PagedCache
 from kvd.messages import (
@@ -36,6 +37,7 @@ from kvd.models.load import load
 from kvd.store.base import Limits as StoreLimits
 from kvd.store.base import Refusal
 from kvd.store.files import Files, RealFiles
+from kvd.store.shard import shard_path
 from kvd.store.store import Store
 from kvd.worker.assemble import make_engine, space_of
 from kvd.worker.beat import Heart
@@ -234,6 +236,11 @@ class Rig:
     def ask(self, tokens: Sequence[int], **body: Any) -> Answer:
         """A greedy answer with log probabilities, complete."""
         return self.send(tokens=list(tokens), logprobs=True, top_logprobs=5, **body).end()
+
+    def shard(self, tokens: Sequence[int], index: int) -> Path:
+        """The file of a prompt's block."""
+        chain = chains(self.cache.namespace, tokens, B)[index]
+        return Path(shard_path(str(self.folder / "store" / "blocks"), self.cache.namespace, chain))
 
     def on_engine(self, action: Callable[[], Any]) -> Any:
         """Run on the engine's thread and return what it returns."""

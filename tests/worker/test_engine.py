@@ -250,10 +250,10 @@ def test_a_damaged_shard_is_a_miss_from_there_on_and_is_quarantined(rig: Rig) ->
     prompt = ids(4 * B, 22)
     cold = rig.ask(prompt)
     rig.stop()
-    shards = sorted((rig.folder / "store" / "blocks").rglob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    damaged = bytearray(shards[1].read_bytes())
+    shard = rig.shard(prompt, 1)
+    damaged = bytearray(shard.read_bytes())
     damaged[-5] ^= 1
-    shards[1].write_bytes(damaged)
+    shard.write_bytes(damaged)
     rig.start()
     again = rig.ask(prompt)
     assert counts(again) == (3 * B, 0, B)
@@ -267,8 +267,7 @@ def test_a_shard_that_vanished_is_a_miss_from_there_on(rig: Rig) -> None:
     prompt = ids(4 * B, 23)
     cold = rig.ask(prompt)
     rig.restart()
-    shards = sorted((rig.folder / "store" / "blocks").rglob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    shards[2].unlink()
+    rig.shard(prompt, 2).unlink()
     again = rig.ask(prompt)
     assert counts(again) == (2 * B, 0, 2 * B)
     assert again.stats["miss_reason"] == "vanished"

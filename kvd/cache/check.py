@@ -18,7 +18,7 @@ from kvclient.errors import UnsupportedModel
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.layout import KVLayout, LayerKV
 from kvd.cache.paged import PagedCache, forward
-from kvd.cache.paths import Paths
+from kvd.cache.paths import CPU_TABLE_FROM, Paths
 from kvd.cache.plan import Bundle, Piece
 from kvd.cache.pool import KVPool
 from kvd.cache.side import Side
@@ -64,7 +64,12 @@ def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> R
             f"{architecture} does not give its own results with the paged cache: {reason}",
             architecture=architecture, reason=reason,
         )
-    return Report(Paths(ok["view"], ok["fold"], ok["table"], ok["opaque"]), tuple(found))
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    paths = Paths(
+        view=ok["view"], table=ok["table"], fold=ok["fold"], opaque=ok["opaque"],
+        table_from=CPU_TABLE_FROM if on_cpu and layout.dtype == "float32" else None,
+    )  # fmt: skip
+    return Report(paths, tuple(found))
 
 
 def query_heads(model: Any, layout: KVLayout) -> int:

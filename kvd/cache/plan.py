@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SHARED_ROWS = 256
-"""Fewest shared rows for which rows are folded into one product; below, each row attends on its own.
-Source: `tools/bench attention` (fold)."""
-SEGMENTS = 8
-"""Most runs of one sequence that are attended piece by piece; beyond, the block table is used."""
+from kvd.cache.paths import Paths
+
+SAVED_ROWS = 4096
+"""Reads of KV rows that folding must save: (rows of the batch - 1) * shared rows. Below, the products are too small for
+it to matter; above, 1.7 times faster at 8 x 4,096 with 32 heads (`tools/bench attention`)."""
+PADDING = 0.25
+"""Share of padding that rows put up with to go through the block table together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,39 +64,62 @@ def pieces(table: Sequence[int], block_size: int, first: int, stop: int) -> tupl
     return tuple(found)
 
 
-def bundles(views: Sequence[View], block_size: int, *, fold: bool = True, table: bool = True) -> list[Bundle]:
-    """Every batch row in exactly one bundle, so that the fewest rows of KV are read.
-
-    fold, table: whether rows may be folded, and blocks read through the block table (folding needs both).
-    """
+def bundles(views: Sequence[View], block_size: int, paths: Paths) -> list[Bundle]:
+    """Every batch row in exactly one bundle."""
     found: list[Bundle] = []
-    least = max(1, -(-SHARED_ROWS // block_size))
+    alone: list[int] = []
     everyone = list(range(len(views)))
-    sets = _fold(views, everyone, 0, block_size, least) if fold and table else [(everyone, 0)]
-    for members, depth in sets:
-        if len(members) == 1 or not depth:
-            found.extend(_alone(i, views[i], block_size, SEGMENTS if table else len(views[i].table)) for i in members)
-            continue
-        shared = pieces(views[members[0]].table, block_size, 0, depth * block_size)
-        tails = tuple(views[i].table[depth:] for i in members)
-        lengths = tuple(views[i].rows - depth * block_size for i in members)
-        found.append(Bundle(tuple(members), shared, tails, lengths))
+    least = -(-SAVED_ROWS // block_size)
+    for members, depth in _fold(views, everyone, 0, block_size, least) if paths.fold and paths.table else []:
+        if depth:
+            found.append(_folded(views, members, depth, block_size))
+        else:
+            alone.extend(members)
+    if not (paths.fold and paths.table):
+        alone = everyone
+    scattered: list[int] = []
+    for i in alone:
+        whole = pieces(views[i].table, block_size, 0, views[i].rows)
+        if paths.prefers_table(views[i].rows, len(whole)):
+            scattered.append(i)
+        else:
+            found.append(Bundle((i,), whole))
+    found.extend(_tabled(views, scattered))
     return sorted(found, key=lambda bundle: bundle.rows)
 
 
-def _alone(index: int, view: View, block_size: int, most: int) -> Bundle:
-    whole = pieces(view.table, block_size, 0, view.rows)
-    if len(whole) <= most:
-        return Bundle((index,), whole)
-    return Bundle((index,), (), (view.table,), (view.rows,))
+def _folded(views: Sequence[View], members: Sequence[int], depth: int, block_size: int) -> Bundle:
+    shared = pieces(views[members[0]].table, block_size, 0, depth * block_size)
+    tails = tuple(views[i].table[depth:] for i in members)
+    lengths = tuple(views[i].rows - depth * block_size for i in members)
+    return Bundle(tuple(members), shared, tails, lengths)
+
+
+def _tabled(views: Sequence[View], members: Sequence[int]) -> list[Bundle]:
+    """Rows of similar length together, so that padding to the longest stays small."""
+    found: list[list[int]] = []
+    for i in sorted(members, key=lambda i: -len(views[i].table)):
+        if found:
+            longest = len(views[found[-1][0]].table)
+            total = sum(len(views[j].table) for j in found[-1]) + len(views[i].table)
+            if longest * (len(found[-1]) + 1) <= total * (1 + PADDING):
+                found[-1].append(i)
+                continue
+        found.append([i])
+    ordered = [sorted(group) for group in found]
+    return [
+        Bundle(tuple(group), (), tuple(views[i].table for i in group), tuple(views[i].rows for i in group))
+        for group in ordered
+    ]
 
 
 def _fold(
     views: Sequence[View], members: list[int], depth: int, block_size: int, least: int
 ) -> list[tuple[list[int], int]]:
-    """Split `members`, which agree on their first `depth` blocks, into sets with the depth each set folds at.
+    """Split `members`, which agree on their first `depth` blocks, into sets with the depth each set folds at (0: none).
 
-    Folding a set of n rows at depth d saves (n - 1) * d block reads: a set is split where its parts save more.
+    Folding a set of n rows at depth d saves (n - 1) * d block reads, worth it from `least`: a set is split where its
+    parts save more.
     """
     if len(members) == 1:
         return [(members, 0)]
@@ -102,14 +127,14 @@ def _fold(
     first = views[members[0]].table
     while depth < limit and all(views[i].table[depth] == first[depth] for i in members):
         depth += 1
-    whole = (len(members) - 1) * depth if depth >= least else 0
+    saved = (len(members) - 1) * depth
+    together = [(members, depth if saved >= least else 0)]
     groups: dict[int, list[int]] = {}
     for i in members:
         ended = depth >= (views[i].rows - 1) // block_size
         groups.setdefault(-1 - i if ended else views[i].table[depth], []).append(i)
     if len(groups) == len(members):
-        return [(members, depth if whole else 0)]
+        return together
     parts = [part for group in groups.values() for part in _fold(views, group, depth, block_size, least)]
-    if whole >= sum((len(part) - 1) * at for part, at in parts):
-        return [(members, depth if whole else 0)]
-    return parts
+    apart = sum((len(part) - 1) * at for part, at in parts)
+    return parts if apart > saved or (saved < least and apart) else together

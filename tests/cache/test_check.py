@@ -13,7 +13,7 @@ from kvd.cache import check as checks
 from kvd.cache.check import check, check_device
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.layout import KVLayout, LayerKV, Precision
-from kvd.cache.paths import Paths
+from kvd.cache.paths import CPU_TABLE_FROM, Paths
 from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step_batch, stock_logits
 
 
@@ -21,7 +21,7 @@ from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step
 def test_usual_architectures_pass_every_check(family):
     net = model(family)
     report = check(net, inspect_layout(net), BLOCK, family)
-    assert report.paths == Paths() and report.batchable
+    assert report.paths == Paths(table_from=CPU_TABLE_FROM) and report.batchable
     assert {item.path for item in report.checks} == {"view", "fold", "table", "run", "opaque"}
 
 
@@ -44,11 +44,13 @@ def test_a_path_that_gives_nan_is_switched_off_with_its_reason(monkeypatch):
     monkeypatch.setattr(checks, "attend_view", broken)
     net = model()
     report = check(net, inspect_layout(net), BLOCK, "llama")
-    assert report.paths == Paths(view=False)
+    assert report.paths == Paths(view=False, table_from=CPU_TABLE_FROM)
     assert next(item for item in report.checks if item.path == "view").reason
 
 
-@pytest.mark.parametrize("paths", [Paths(view=False), Paths(fold=False), Paths(table=False), Paths(opaque=False)])
+@pytest.mark.parametrize(
+    "paths", [Paths(view=False), Paths(fold=False), Paths(table=False), Paths(opaque=False), Paths(table_from=1)]
+)
 def test_without_a_path_results_are_the_same(paths):
     net = model()
     cache = new_cache(net)

@@ -7,7 +7,8 @@ import pytest
 
 from kvd.cache import plan
 from kvd.cache.paged import forward
-from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step, step_batch, stock_logits
+from kvd.cache.paths import Paths
+from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, same, step, step_batch, stock_logits
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -27,7 +28,7 @@ def test_strangers_of_unequal_length_decode_together(family, lengths):
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("rows", [2, 5])
 def test_rows_that_share_a_prefix_decode_together(monkeypatch, fold, rows):
-    monkeypatch.setattr(plan, "SHARED_ROWS", BLOCK if fold else 10**6)
+    monkeypatch.setattr(plan, "SAVED_ROWS", BLOCK if fold else 10**6)
     net = model()
     cache = new_cache(net, blocks=128)
     prefix = prompt(4 * BLOCK)
@@ -62,9 +63,11 @@ def test_forks_share_their_prompt_and_part_at_the_first_token():
         assert near(out[row : row + 1], stock_logits(net, tokens + [start + i for i in range(6)]))
 
 
-def test_a_sequence_in_many_runs_decodes_through_the_block_table(monkeypatch):
+@pytest.mark.parametrize("paths", [Paths(), Paths(table=False)])
+def test_a_sequence_in_many_runs_decodes_like_one_in_a_single_run(paths):
     net = model()
     cache = new_cache(net, blocks=64)
+    cache.paths = paths
     tokens = prompt(12 * BLOCK + 1)
     a, b = cache.open([], None), cache.open([], None)
     history = []
@@ -77,9 +80,39 @@ def test_a_sequence_in_many_runs_decodes_through_the_block_table(monkeypatch):
             forward(net, cache, [(sequence, part)], logits=False)
             sequence.advance(part)
         history += part
-    assert max(len(a.runs()), len(b.runs())) > plan.SEGMENTS
+    assert max(len(a.runs()), len(b.runs())) > 5
     for sequence in (a, b):
         assert near(step(net, cache, sequence, 3), stock_logits(net, history + [3]))
+
+
+def test_a_row_gives_the_same_bits_alone_and_in_company():
+    net = model()
+    prompts = [prompt(length, seed=i) for i, length in enumerate((30, 55, 9))]
+    for paths in (Paths(), Paths(table_from=1)):
+        rows = []
+        for members in ([0], [1], [2], [0, 1, 2]):
+            cache = new_cache(net)
+            cache.paths = paths
+            rows.append(step_batch(net, cache, [ask(net, cache, prompts[i])[1] for i in members], [7] * len(members)))
+        assert same(mx.concatenate(rows[:3]), rows[3])
+
+
+def test_a_scattered_sequence_gives_the_same_bits_through_the_block_table():
+    net = model()
+    tokens = prompt(4 * BLOCK + 3)
+    outs = []
+    for scatter in (False, True):
+        cache = new_cache(net)
+        cache.paths = Paths(table_from=1)
+        _, first, _ = ask(net, cache, tokens)
+        if scatter:
+            first.tail()
+            _, sequence, _ = ask(net, cache, tokens)
+        else:
+            sequence = first
+        outs += [step(net, cache, sequence, 9), step(net, cache, sequence, 10)]
+        assert (len(sequence.runs()) > 1) == scatter
+    assert same(outs[0], outs[2]) and same(outs[1], outs[3])
 
 
 def test_half_precision_batches_stay_in_half_precision():

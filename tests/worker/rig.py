@@ -37,8 +37,8 @@ from kvd.models.load import load
 from kvd.store.base import Limits as StoreLimits
 from kvd.store.base import Refusal
 from kvd.store.files import Files, RealFiles
-from kvd.store.shard import shard_path
 from kvd.store.store import Store
+from kvd.store.tree import Tree
 from kvd.worker.assemble import make_engine, space_of
 from kvd.worker.beat import Heart
 from kvd.worker.engine import Engine, Model
@@ -240,7 +240,7 @@ class Rig:
     def shard(self, tokens: Sequence[int], index: int) -> Path:
         """The file of a prompt's block."""
         chain = chains(self.cache.namespace, tokens, B)[index]
-        return Path(shard_path(str(self.folder / "store" / "blocks"), self.cache.namespace, chain))
+        return Path(Tree(str(self.folder / "store")).shard(self.cache.namespace, chain))
 
     def on_engine(self, action: Callable[[], Any]) -> Any:
         """Run on the engine's thread and return what it returns."""

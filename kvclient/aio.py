@@ -17,7 +17,7 @@ from kvclient.calls import Call, ExplainOptions, InputOptions, WarmOptions
 from kvclient.client import OnEvent, close_all, may_be_started, open_exchange
 from kvclient.core import Request
 from kvclient.errors import Cancelled, Unreachable
-from kvclient.events import Completion, Event
+from kvclient.events import Completion, Event, Stats
 from kvclient.fields import Options
 from kvclient.link import Exchange
 
@@ -198,7 +198,7 @@ class AsyncClient:
     async def warm(
         self, model: str | None, prompt: str | None = None, *, on_event: OnEvent | None = None,
         **options: Unpack[WarmOptions],
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> Stats:  # fmt: skip
         return await self._call(calls.warm(model, prompt, options), on_event)
 
     async def explain(

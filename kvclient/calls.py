@@ -9,6 +9,7 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from kvclient.core import Request, request
 from kvclient.errors import ProtocolError
+from kvclient.events import Stats
 from kvclient.fields import Options
 
 T = TypeVar("T")
@@ -63,8 +64,9 @@ def generate(model: str | None, prompt: str | None, request_id: str | None, opti
     return request("generate", {"prompt": prompt, **options}, model, request_id)
 
 
-def warm(model: str | None, prompt: str | None, options: WarmOptions) -> Call[dict[str, Any]]:
-    return Call(request("warm", {"prompt": prompt, **options}, model), _whole)
+def warm(model: str | None, prompt: str | None, options: WarmOptions) -> Call[Stats]:
+    asked = request("warm", {"prompt": prompt, **options}, model)
+    return Call(asked, lambda result: Stats.from_wire(result.get("stats") or {}))
 
 
 def explain(model: str | None, prompt: str | None, options: ExplainOptions) -> Call[dict[str, Any]]:

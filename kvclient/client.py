@@ -16,7 +16,7 @@ from kvclient import calls, paths, start
 from kvclient.calls import Call, ExplainOptions, InputOptions, WarmOptions
 from kvclient.core import Request
 from kvclient.errors import Cancelled, Unreachable
-from kvclient.events import Completion, Event
+from kvclient.events import Completion, Event, Stats
 from kvclient.fields import Options
 from kvclient.link import Exchange
 
@@ -137,7 +137,7 @@ class Client:
     def warm(
         self, model: str | None, prompt: str | None = None, *, on_event: OnEvent | None = None,
         **options: Unpack[WarmOptions],
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> Stats:  # fmt: skip
         """Computes and stores the KV of a prompt, generates nothing. `on_event` gets the prefill's progress."""
         return self._call(calls.warm(model, prompt, options), on_event)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 
 from kvclient import Client
-from kvclient.events import Stats
 from kvd.cli import prompts
 from kvd.cli.durations import duration
 
@@ -31,10 +30,9 @@ def run(args: argparse.Namespace) -> int:
         args.pin = True
     body = prompts.body_of(args.files, args.system, args.raw)
     with Client() as client:
-        done = client.warm(
+        stats = client.warm(
             args.model, **body, pin=args.pin or None, ttl_s=args.ttl, durable_wait_ms=DURABLE_WAIT_MS
         )
-    stats = Stats.from_wire(done.get("stats", {}))
     print(
         f"{stats.prompt_tokens:,} tokens: {stats.computed_tokens:,} computed, "
         f"{stats.cached_memory_tokens:,} were in memory, {stats.cached_ssd_tokens:,} on disk; "

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from kvclient import AsyncClient, compose
 from kvclient.errors import KvdError
-from kvclient.events import Stats
 from kvd.front.logs import logger
 from kvd.kinds import WarmPrompt
 
@@ -27,12 +26,11 @@ async def warm_up(socket: Path, prompts: tuple[WarmPrompt, ...]) -> None:
             try:
                 text = await asyncio.to_thread(prompt.file.read_text, encoding="utf-8")
                 body = compose.warm_body(text, prompt.system, raw=prompt.raw)
-                done = await client.warm(
+                stats = await client.warm(
                     prompt.model, **body, pin=True, priority="background", durable_wait_ms=DURABLE_WAIT_MS
                 )
             except (KvdError, OSError, UnicodeDecodeError) as problem:
                 logger.warning("not warmed", model=prompt.model, file=str(prompt.file), problem=str(problem))
                 continue
-            stats = Stats.from_wire(done.get("stats", {}))
             logger.info("warmed", model=prompt.model, file=str(prompt.file), tokens=stats.prompt_tokens,
                         computed=stats.computed_tokens)  # fmt: skip

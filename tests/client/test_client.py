@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvclient import BadRequest, Busy, Client, KvdError, ProtocolError, Timeout, Unreachable, wire
+from kvclient import BadRequest, Busy, Client, KvdError, ProtocolError, Stats, Timeout, Unreachable, wire
 from kvclient.link import probe
 from tests.client.faces import FACES
 from tests.client.fake import FakeDaemon, answer, result, silent
@@ -49,7 +49,8 @@ def test_no_model_means_the_daemons_default(daemon: FakeDaemon, kv: Any) -> None
     (lambda kv: kv.status(), "status", {}, {"up": 1}, {"up": 1}),
     (lambda kv: kv.load("m", kv="k8v4", ttl_s=5), "load", {"model": "m", "kv": "k8v4", "ttl_s": 5.0}, {}, {}),
     (lambda kv: kv.unload("m"), "unload", {"model": "m"}, {}, {}),
-    (lambda kv: kv.warm("m", "x", pin=True), "warm", {"prompt": "x", "pin": True}, {"tokens": 3}, {"tokens": 3}),
+    (lambda kv: kv.warm("m", "x", pin=True), "warm", {"prompt": "x", "pin": True},
+     {"choices": [], "stats": {"stored_tokens": 3}}, Stats(stored_tokens=3)),
     (lambda kv: kv.explain("m", "x"), "explain", {"prompt": "x"}, {"prompt_tokens": 3}, {"prompt_tokens": 3}),
     (lambda kv: kv.count("m", tokens=[1]), "count", {"tokens": [1]}, {"tokens": 1}, 1),
     (lambda kv: kv.cancel("abc"), "cancel", {"id": "abc"}, {"cancelled": False}, False),
@@ -78,7 +79,7 @@ def test_a_malformed_result_is_a_protocol_error(daemon: FakeDaemon, kv: Any) -> 
 def test_long_verbs_tell_their_progress(daemon: FakeDaemon, kv: Any) -> None:
     def warm(message: wire.Message, send: Any) -> None:
         send("progress", {"done": 1, "total": 2})
-        send("result", {})
+        send("done", {"choices": [], "stats": {}})
 
     daemon.scripts["warm"] = warm
     seen: list[Any] = []

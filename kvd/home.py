@@ -18,7 +18,7 @@ UMASK = 0o077
 
 
 class HomeLocked(Busy):
-    """Another process owns the home. details: pid (0: unknown), path."""
+    """Another process owns the home, or the socket. details: pid (0: unknown), path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,10 @@ class Home:
 
 def check_owner(folder: Path) -> None:
     """Raises BadRequest unless `folder` is ours, or root's, and only we can put names into it (or it is sticky)."""
-    found = folder.stat()
+    try:
+        found = folder.stat()
+    except OSError as problem:
+        raise BadRequest(f"cannot use {folder}: {problem.strerror}", path=str(folder)) from None
     if found.st_uid not in (os.geteuid(), 0):
         raise BadRequest(f"{folder} belongs to another user", path=str(folder), uid=found.st_uid)
     open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -104,10 +107,12 @@ def check_owner(folder: Path) -> None:
 
 
 class Lock:
-    """The lock of a home: held by one daemon or one offline command. The kernel releases it when its holder dies."""
+    """The lock of a home, held by one daemon or one offline command; or of a socket, by the path of the socket.
+    The kernel releases it when its holder dies."""
 
-    def __init__(self, home: Home) -> None:
-        self._path = home.lock
+    def __init__(self, owned: Home | Path) -> None:
+        self._owned = owned.root if isinstance(owned, Home) else owned
+        self._path = owned.lock if isinstance(owned, Home) else owned.with_name(owned.name + ".lock")
         self._fd: int | None = None
 
     @property
@@ -123,7 +128,7 @@ class Lock:
             pid = _pid(os.pread(fd, 32, 0))
             os.close(fd)
             raise HomeLocked(
-                f"{self._path.parent.parent} is in use by process {pid or '(unknown)'}", pid=pid, path=str(self._path)
+                f"{self._owned} is in use by process {pid or '(unknown)'}", pid=pid, path=str(self._path)
             ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -56,7 +56,7 @@ def serve(config: Config, parts: Parts | None = None) -> int:
     home = Home(config.home)
     home.create()
     check_owner(config.socket.parent)
-    with Lock(home):
+    with Lock(home), Lock(config.socket):
         logs.start(home.logs, config.daemon.log_level)
         try:
             return asyncio.run(_Front(config, home, parts or Parts()).run())

@@ -59,6 +59,8 @@ class Dispatch:
         verb = VERBS.get(message.kind)
         if verb is None:
             raise BadRequest(f"unknown verb {message.kind[:40]!r}", verb=message.kind[:40])
+        if (size := len(message.packed)) > PEEK_MOST:
+            raise BadRequest(f"{message.kind} takes no {size} bytes", size=size, limit=PEEK_MOST)
         call = Call(session, checked(message.kind, message.body), self._services)
         session.packed = b""
         task = asyncio.get_running_loop().create_task(self._run(call, verb))

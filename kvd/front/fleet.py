@@ -22,7 +22,7 @@ from kvd.front.slot import Slot, State
 from kvd.front.workers import Loss, Worker
 from kvd.messages import Cancel, Event, Granted, Grow, Work
 
-STALL_S = 5.0
+STALL_S = 2.0
 """a tick this late means that the front itself was stopped or asleep: no verdict about workers then"""
 
 WAITING_MOST = 256 * 1024 * 1024

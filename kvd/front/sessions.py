@@ -108,9 +108,10 @@ class Sessions:
         """The client is dead or cannot follow: cancel what it asked for."""
         for id in list(self._by_peer.get(peer, ())):
             session = self._by_id[id]
-            session.log.info("cancel", reason=reason)
             if session.on_cancel is not None:
-                session.on_cancel(reason)
+                session.log.info("cancel", reason=reason)
+                cancel, session.on_cancel = session.on_cancel, None  # it dies once, though every beat finds it dead
+                cancel(reason)
 
     def beat(self, now: float) -> None:
         """Repeat the last event to whom nothing was said for a while: by that a dead client is found."""

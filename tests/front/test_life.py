@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +37,31 @@ def test_a_second_daemon_refuses_with_the_pid_of_the_first() -> None:
         assert second.returncode == 75
         assert f"in use by process {first.process.pid}" in second.stderr and "Traceback" not in second.stderr
         assert first.status()["pid"] == first.process.pid
+
+
+def test_a_second_home_cannot_take_the_first_ones_socket() -> None:
+    with daemon() as first:
+        other = Daemon()
+        environment = {**os.environ, "KVD_SOCKET": str(first.socket)}
+        second = subprocess.run(
+            [sys.executable, "-m", "tests.front.serve", str(other.home)],
+            capture_output=True, text=True, timeout=20, env=environment,
+        )  # fmt: skip
+        shutil.rmtree(other.home)
+        assert second.returncode == 75 and f"process {first.process.pid}" in second.stderr
+        assert first.status()["pid"] == first.process.pid
+
+
+def test_a_front_that_was_stopped_for_a_while_does_not_blame_its_workers() -> None:
+    with daemon("daemon.watchdog=1.5") as made, made.client() as client:
+        held = client.ask("generate", {"prompt": "hold"}, "demo")
+        client.wait_for(held, "progress")
+        made.process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        made.process.send_signal(signal.SIGCONT)
+        client.ask("cancel", {"id": held})
+        assert client.results({held})[held].kind == "done"
+        assert made.count("kvd_workers_total", "hang") == 0
 
 
 def test_lock_and_sockets_of_a_killed_front_are_taken_over_and_no_worker_stays() -> None:
@@ -132,4 +160,4 @@ def test_a_home_that_cannot_be_used_is_one_clear_line(name: str) -> None:
         assert done.returncode == 65 and "Traceback" not in done.stderr
         assert len(done.stderr.splitlines()) == 1
     finally:
-        subprocess.run(["rm", "-r", str(made.home)], check=True)
+        shutil.rmtree(made.home)

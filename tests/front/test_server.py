@@ -57,6 +57,11 @@ def test_an_unknown_field_is_a_bad_request(client: Client) -> None:
     assert client.result(client.ask("load", {"model": "demo", "speed": 9})).body["details"]["field"] == "speed"
 
 
+def test_a_huge_body_for_a_small_verb_is_refused_unread(client: Client) -> None:
+    error = client.result(client.ask("load", {"model": "x" * 2_000_000})).body
+    assert error["code"] == "bad_request" and error["details"]["size"] > error["details"]["limit"]
+
+
 def test_work_does_not_belong_on_the_control_socket(shared: Daemon) -> None:
     with shared.control() as control:
         assert control.result(control.ask("generate", {"prompt": "say 1"})).body["code"] == "bad_request"

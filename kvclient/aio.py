@@ -14,7 +14,7 @@ import zmq
 
 from kvclient import calls, paths, start
 from kvclient.calls import Call, ExplainOptions, InputOptions, WarmOptions
-from kvclient.client import OnEvent, close_all, may_be_started, open_exchange
+from kvclient.client import OnEvent, close_all, may_be_started, new_context, open_exchange
 from kvclient.core import Request
 from kvclient.errors import Cancelled, Unreachable
 from kvclient.events import Completion, Event, Stats
@@ -148,7 +148,7 @@ class AsyncClient:
     def __init__(self, socket: str | Path | None = None, *, report: start.Report | None = None) -> None:
         self.socket = paths.socket_path() if socket is None else paths.checked(Path(socket).expanduser().absolute())
         self._report = report
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context()
         self._running: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:

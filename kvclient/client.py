@@ -22,6 +22,7 @@ from kvclient.link import Exchange
 
 T = TypeVar("T")
 OnEvent = Callable[[Event], None]
+MAX_SOCKETS = 32_768
 
 
 class Stream:
@@ -89,7 +90,7 @@ class Client:
     def __init__(self, socket: str | Path | None = None, *, report: start.Report | None = None) -> None:
         self.socket = paths.socket_path() if socket is None else paths.checked(Path(socket).expanduser().absolute())
         self._report = report
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = new_context()
         self._running: weakref.WeakSet[Exchange] = weakref.WeakSet()
 
     def __enter__(self) -> Self:
@@ -192,6 +193,13 @@ class Client:
             exchange = open_exchange(self._context, self.socket, asked)
         self._running.add(exchange)
         return exchange
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """Streams at once are limited by this process's descriptors, not by ZeroMQ's own 1,023 sockets."""
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return made
 
 
 def open_exchange(context: zmq.Context[zmq.Socket[bytes]], socket: Path, asked: Request) -> Exchange:

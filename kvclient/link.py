@@ -39,7 +39,11 @@ def probe(path: Path, name: Path | None = None) -> None:
     that lives but takes no further connection: near the limit of its descriptors it moves its socket aside. `name` is
     the socket that errors name, where that is another one."""
     name = name or path
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as plain:
+    try:
+        plain = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+    except OSError as problem:
+        raise Busy(f"no further connection can be opened: {problem.strerror}") from None
+    with plain:
         plain.setblocking(False)
         try:
             plain.connect(str(path))
@@ -92,9 +96,8 @@ class Exchange:
         self._failure: KvdError | None = None
         self._closed = False
         self._dead = False
-        self._socket = dealer(context, CANCEL_LINGER_MS if asked.control else 0)
-        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(LOST)
         self._watch = Watch(asked, str(path), time.monotonic())
+        self._socket, self._monitor = _sockets(context, CANCEL_LINGER_MS if asked.control else 0)
         self._socket.connect(address(target))
         self._socket.send_multipart(asked.message.frames(), zmq.DONTWAIT)
 
@@ -207,6 +210,20 @@ class Exchange:
             self._pings.send_multipart(request("ping", {}).message.frames(), zmq.DONTWAIT)
         except zmq.Again:
             return
+
+
+def _sockets(context: zmq.Context[zmq.Socket[bytes]], linger_ms: int) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """A DEALER and the events of its connection. Raises Busy when this process has no descriptor for them."""
+    made: zmq.Socket[bytes] | None = None
+    try:
+        made = dealer(context, linger_ms)
+        return made, made.get_monitor_socket(LOST)
+    except zmq.ContextTerminated:
+        raise Cancelled("the client was closed") from None
+    except zmq.ZMQError as problem:
+        if made is not None:
+            made.close()
+        raise Busy(f"no further connection can be opened: {problem.strerror}") from None
 
 
 def _receive(source: zmq.Socket[bytes]) -> list[bytes] | None:

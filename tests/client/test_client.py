@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -336,6 +339,53 @@ def test_closing_a_client_wakes_the_threads_that_wait(daemon: FakeDaemon) -> Non
     assert [type(one) for one in raised] == [Cancelled]
     with pytest.raises(Cancelled):
         kv.status()
+
+
+OUT_OF_DESCRIPTORS = """
+import resource, sys, time
+from kvclient import Client, KvdError
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with Client(sys.argv[1]) as kv:
+    streams = []
+    for _ in range(100):
+        try:
+            streams.append(kv.stream("demo", "hi"))
+        except KvdError as problem:
+            print(type(problem).__name__, problem.message)
+            break
+    while streams:
+        streams.pop().close()
+    for _ in range(1000):  # ZeroMQ gives descriptors back a moment later
+        try:
+            print(kv.status())
+            break
+        except KvdError:
+            time.sleep(0.01)
+"""
+
+
+def test_a_process_out_of_descriptors_gets_an_error_and_recovers(daemon: FakeDaemon) -> None:
+    daemon.scripts["generate"] = silent
+    done = subprocess.run([sys.executable, "-c", OUT_OF_DESCRIPTORS, str(daemon.path)], capture_output=True, text=True,
+                          timeout=SOON_S)  # fmt: skip
+    assert done.stderr == ""
+    error, status = done.stdout.splitlines()
+    assert error.startswith("Busy no further connection can be opened") and status == "{'up': True}"
+
+
+def test_hundreds_of_streams_live_side_by_side(daemon: FakeDaemon) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 6000
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"this system allows {hard} descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    try:
+        with Client(daemon.path) as kv:
+            streams = [started(daemon, kv) for _ in range(400)]
+            assert len({stream.id for stream in streams}) == 400
+            assert kv.status() == {"up": True}
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_nothing_stays_open(daemon: FakeDaemon, kv: Any) -> None:

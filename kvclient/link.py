@@ -74,9 +74,11 @@ def address(path: Path) -> str:
 def send_cancel(context: zmq.Context[zmq.Socket[bytes]], path: Path, id: str) -> None:
     """On the control lane, without waiting for an answer: the caller no longer wants one. Where it cannot be sent (the
     context is being closed) the daemon still sees that the request's own socket is gone."""
-    with suppress(zmq.ZMQError), dealer(context, CANCEL_LINGER_MS) as lane:
-        lane.connect(address(control_path(path)))
-        lane.send_multipart(request("cancel", {"id": id}).message.frames(), zmq.DONTWAIT)
+    with suppress(zmq.ZMQError, KvdError):
+        probe(control_path(path))  # else closing the context would wait for a daemon that is not there
+        with dealer(context, CANCEL_LINGER_MS) as lane:
+            lane.connect(address(control_path(path)))
+            lane.send_multipart(request("cancel", {"id": id}).message.frames(), zmq.DONTWAIT)
 
 
 class Exchange:

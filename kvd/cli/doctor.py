@@ -16,7 +16,7 @@ from dataclasses import asdict
 from kvclient.errors import BadRequest
 from kvd.cli.output import console, print_json
 from kvd.config import Config, load
-from kvd.doctor import compute, disk, system
+from kvd.doctor import compute, disk, models, system
 from kvd.doctor.finding import Finding, Level, fail, ok
 from kvd.home import Home
 from kvd.service import manager
@@ -66,6 +66,7 @@ def _configured(config: Config) -> Iterator[Finding]:
     yield system.memory(config)
     yield disk.space(config)
     yield disk.speed(config)
+    yield from models.models(config)
 
 
 def show(finding: Finding) -> None:

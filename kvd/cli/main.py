@@ -23,7 +23,6 @@ VERBS = {
     "warm": "prefill a document or system text before it is asked about",
     "cache": "look into the store of KV blocks and take care of it",
     "explain": "what of a prompt is cached, and where it diverges",
-    "calibrate": "measure KV precisions on real text",
     "install": "start the daemon at login (launchd agent, systemd user unit)",
     "uninstall": "undo install",
     "top": "live view of requests, memory and reuse",

@@ -59,7 +59,7 @@ def test_version_loads_no_heavy_package() -> None:
     assert done.stdout.splitlines()[1] == "[]"
 
 
-@pytest.mark.parametrize("verb", sorted(set(cli.VERBS) - {"pull", "calibrate"}))
+@pytest.mark.parametrize("verb", sorted(set(cli.VERBS) - {"pull"}))
 def test_no_verb_of_the_running_system_imports_mlx(verb: str) -> None:
     code = (
         f"import sys; from kvd.cli.main import parser_of; parser_of({verb!r}); "

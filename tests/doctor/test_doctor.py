@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ import pytest
 from kvd.cli import doctor as verb
 from kvd.cli import main as cli
 from kvd.config import load
-from kvd.doctor import compute, disk, system
+from kvd.doctor import compute, disk, models, system
 from kvd.doctor.finding import Level, fail, ok, warn
 from kvd.home import Home
+from kvd.models.backend import Backend
 from kvd.service.systemd import Systemd
 
 
@@ -37,7 +39,7 @@ def test_a_report_covers_everything_and_has_a_fix_where_needed(
     findings = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
     assert set(findings) == {
         "python", "packages", "limits", "permissions", "configuration", "socket", "memory", "free space", "disk speed",
-        "service", "daemon", "backend", "BLAS",
+        "models", "service", "daemon", "backend", "BLAS",
     }  # fmt: skip
     for item in findings.values():
         assert (item["level"] == "ok") == (item["fix"] == ""), item
@@ -110,3 +112,44 @@ def test_a_service_whose_program_is_gone_is_told(home: Home, monkeypatch: pytest
     found = system.service(unit)
     assert found.level is Level.FAIL
     assert "kvd install" in found.fix
+
+
+def model(home: Home, name: str) -> None:
+    """A llama of 1,000,000 weights in half precision: 4 MB as float32, 2 MB as stored."""
+    folder = home.models / name
+    folder.mkdir(parents=True)
+    record = {"name": name, "source": "test", "pulled_at": 0.0}
+    (folder / "kvd.json").write_text(json.dumps(record))
+    config = {"num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 4, "model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensor = {"dtype": "F16", "shape": [1000, 1000], "data_offsets": [0, 2_000_000]}
+    header = json.dumps({"model.w.weight": tensor}).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("limit", "backend", "level", "said"),
+    [
+        ("8 MB", "cpu", Level.OK, ""),
+        ("3 MB", "cpu", Level.WARN, "20 times slower"),
+        ("3 MB", "metal", Level.OK, ""),
+        ("1 MB", "cpu", Level.FAIL, "raise memory.limit"),
+    ],
+)
+def test_a_model_that_will_not_fit_is_told_before_it_is_loaded(
+    home: Home, limit: str, backend: Backend, level: Level, said: str
+) -> None:
+    model(home, "m")
+    (found,) = models.models(load(flags={"memory.limit": limit}), backend)
+    assert (found.name, found.level) == ("model m", level)
+    assert said in f"{found.detail} {found.fix}"
+
+
+def test_a_model_whose_files_are_gone_is_told(home: Home) -> None:
+    model(home, "m")
+    (home.models / "m" / "config.json").unlink()
+    (found,) = models.models(load(), "cpu")
+    assert found.level is Level.FAIL
+    assert "--force" in found.fix

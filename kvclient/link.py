@@ -6,6 +6,7 @@ client that goes away is seen by the daemon as a lost peer.
 
 from __future__ import annotations
 
+import itertools
 import socket as sockets
 import struct
 import threading
@@ -30,6 +31,7 @@ CANCEL_LINGER_MS = 1000
 NEVER_MS = 10**9
 """A request is never sent to a second daemon. Not -1: libzmq 4.3.5 then drops what was received but not yet read, and
 aborts the process if that is in the middle of a message."""
+NUMBERS = itertools.count()
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL \
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
@@ -215,11 +217,18 @@ class Exchange:
 
 
 def _sockets(context: zmq.Context[zmq.Socket[bytes]], linger_ms: int) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """A DEALER and the events of its connection. Raises Busy when this process has no descriptor for them."""
+    """A DEALER and the events of its connection. Raises Busy when this process has no descriptor for them.
+
+    pyzmq's `get_monitor_socket` names its address by a descriptor, which may be in use again before ZeroMQ has let go
+    of the address of the socket that had it before."""
     made: zmq.Socket[bytes] | None = None
+    place = f"inproc://events.{next(NUMBERS)}"
     try:
         made = dealer(context, linger_ms)
-        return made, made.get_monitor_socket(LOST)
+        made.monitor(place, LOST)
+        events = context.socket(zmq.PAIR)
+        events.connect(place)
+        return made, events
     except zmq.ContextTerminated:
         raise Cancelled("the client was closed") from None
     except zmq.ZMQError as problem:

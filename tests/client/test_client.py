@@ -318,6 +318,24 @@ def test_threads_share_a_client(daemon: FakeDaemon) -> None:
     assert texts == ["Hello world"] * 160
 
 
+def test_many_short_requests_from_many_threads_never_collide(daemon: FakeDaemon) -> None:
+    failures: list[KvdError] = []
+    with Client(daemon.path) as kv:
+        def ping() -> None:
+            try:
+                for _ in range(300):
+                    kv.ping()
+            except KvdError as problem:
+                failures.append(problem)
+
+        threads = [threading.Thread(target=ping) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON_S)
+    assert failures == []
+
+
 def test_closing_a_client_wakes_the_threads_that_wait(daemon: FakeDaemon) -> None:
     from kvclient import Cancelled
 

@@ -18,12 +18,14 @@ def commit(core: Core, written: list[Written]) -> list[CommittedItem]:
     """See `Store.commit`."""
     results: dict[int, CommittedItem] = {}
     ready: list[tuple[Reservation, Slot]] = []
+    seen: set[int] = set()
     for item in written:
         found = core.pending.get(item.reservation)
-        if found is None or item.reservation in {r.id for r, _ in ready}:
+        if found is None or item.reservation in seen:
             core.counters["unknown_reservation"] += 1
             results[item.reservation] = CommittedItem(item.reservation, False, "unknown_reservation")
             continue
+        seen.add(item.reservation)
         slot, reason = _check(core, found, item)
         if slot:
             ready.append((found, slot))
@@ -113,18 +115,18 @@ def _supersede(core: Core, ready: list[tuple[Reservation, Slot]]) -> None:
     """Partial siblings whose tokens a new block starts with are of no more use; their pins move to the new block."""
     gone: dict[bytes, Slot] = {}
     for found, slot in ready:
-        partials = {s.chain: s for s in core.table.partials(slot.parent, slot.tokens)}
-        partials.pop(slot.chain, None)
-        if not partials:
+        if len(core.table.children[slot.parent]) < 2:
             continue
-        for chain in _prefixes(slot.parent, found.tokens) & partials.keys():
+        for chain in _prefixes(slot.parent, found.tokens):
+            if chain not in core.table.slots or chain in core.table.children:
+                continue
             if core.pins.get(chain):
                 try:
                     core.pins.move(chain, slot.chain)
                 except OSError as problem:
                     core.disk_failed(problem)
                     continue
-            gone[chain] = partials[chain]
+            gone[chain] = core.table.slots[chain]
     core.drop(gone.values(), "evicted.superseded")
 
 

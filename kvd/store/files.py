@@ -13,7 +13,7 @@ import stat as modes
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 IOV_MAX: Final = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 CALL_MAX: Final = 1 << 30
@@ -26,8 +26,7 @@ KILL_VARIABLE: Final = "KVD_KILL_POINT"
 TEMP_SUFFIX: Final = ".tmp"
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One name in a folder. `size` and `allocated` in bytes (allocated as `du` counts), `mtime` in seconds."""
 
     name: str
@@ -245,10 +244,14 @@ def discard(files: Files, path: str) -> None:
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     """Buffers as flat byte views, cut into groups that one vectored call takes."""
+    if len(buffers) <= IOV_MAX and sum(map(len, buffers)) <= CALL_MAX and all(map(_flat, buffers)):
+        if some := [view for view in buffers if len(view)]:
+            yield some
+        return
     group: list[memoryview] = []
     room = CALL_MAX
     for view in buffers:
-        rest = view if view.format == "B" and view.ndim == 1 else view.cast("B")
+        rest = view if _flat(view) else view.cast("B")
         while len(rest):
             piece = rest[:room]
             group.append(piece)
@@ -259,6 +262,10 @@ def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
                 group, room = [], CALL_MAX
     if group:
         yield group
+
+
+def _flat(view: memoryview) -> bool:
+    return view.format == "B" and view.ndim == 1
 
 
 def _behind(group: list[memoryview], done: int) -> list[memoryview]:

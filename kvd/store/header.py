@@ -172,11 +172,15 @@ def _metadata(header: ShardHeader, sums: Sequence[bytes]) -> dict[str, str]:
 def _header(metadata: dict[str, str], table: dict[str, Any]) -> tuple[ShardHeader, tuple[bytes, ...]]:
     tensors = []
     at = 0
-    for name, entry in sorted(table.items(), key=lambda item: item[1]["data_offsets"][0]):
-        spec = TensorSpec(name, entry["dtype"], tuple(int(n) for n in entry["shape"]))
-        if entry["data_offsets"] != [at, at + spec.nbytes] or any(n <= 0 for n in spec.shape):
+    for name, entry in table.items():
+        shape = entry["shape"]
+        if not all(type(n) is int and n > 0 for n in shape):
             raise ValueError(name)
-        at += spec.nbytes
+        spec = TensorSpec(name, entry["dtype"], tuple(shape))
+        end = at + spec.nbytes
+        if entry["data_offsets"] != [at, end]:
+            raise ValueError(name)
+        at = end
         tensors.append(spec)
     sums = tuple(bytes.fromhex(part) for part in metadata["xxh3_128"].split(","))
     ids = [bytes.fromhex(metadata[key]) for key in ("namespace", "chain", "parent")]

@@ -42,11 +42,8 @@ class Ledger:
         self.limit = limit
         self.shards = 0
         self.other = 0
+        self.reserved = 0
         self._reserved: dict[int, int] = {}
-
-    @property
-    def reserved(self) -> int:
-        return sum(self._reserved.values())
 
     def usage(self) -> Usage:
         pending = len(self._reserved)
@@ -61,8 +58,9 @@ class Ledger:
         if self.missing(nbytes) > 0:
             raise ValueError(f"{nbytes} bytes reserved with {self.usage().room} free")
         self._reserved[reservation] = nbytes
+        self.reserved += nbytes
 
     def settle(self, reservation: int, nbytes: int) -> None:
         """The reservation became a shard of `nbytes` on disk (0: it was given up)."""
-        del self._reserved[reservation]
+        self.reserved -= self._reserved.pop(reservation)
         self.shards += nbytes

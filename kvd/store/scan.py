@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvd.store.base import disk_bytes
 from kvd.store.files import Files, Item
 from kvd.store.tree import INDEX_FILES, OURS, Tree, chain_of, namespace_of
 
 
-@dataclass(frozen=True, slots=True)
-class Lying:
+class Lying(NamedTuple):
     """A shard's file as the folder shows it; sizes in bytes, mtime in seconds."""
 
     namespace: bytes
@@ -58,13 +58,14 @@ def scan(files: Files, tree: Tree) -> Listing:
 
 def _shards(files: Files, tree: Tree, namespace: bytes, found: Listing) -> None:
     folder = tree.namespace(namespace)
+    shards = found.shards
     for item in files.list(folder):
         chain = chain_of(item.name)
-        if chain is None or item.folder or chain in found.shards:
+        if chain is None or item.folder or chain in shards:
             _foreign(files, found, folder, item)
         else:
             disk = max(item.allocated, disk_bytes(item.size))
-            found.shards[chain] = Lying(namespace, chain, item.size, disk, item.mtime)
+            shards[chain] = Lying(namespace, chain, item.size, disk, item.mtime)
 
 
 def _foreign(files: Files, found: Listing, folder: str, item: Item) -> None:

@@ -118,8 +118,8 @@ class ShardReader:
 
         into: as `buffers` of `write_shard`. Raises ShardDamaged (`into` then holds garbage), OSError, ValueError."""
         groups = _per_tensor(self.header.tensors[self._next :], into, partial=True)
-        wanted = sum(len(view) for group in groups for view in group)
         flat = [view for group in groups for view in group]
+        wanted = sum(map(len, flat))
         if read_into(self._files, self._fd, flat, self._at) != wanted:
             raise OSError(errno.EIO, "short read", self._path)
         for index, group in enumerate(groups, self._next):
@@ -197,7 +197,9 @@ def _per_tensor(
 ) -> list[list[memoryview]]:
     """Buffers grouped by the tensor they hold. partial: fewer tensors than there are is fine, half a tensor never."""
     groups: list[list[memoryview]] = []
-    views: Iterator[memoryview] = (view.cast("B") for view in buffers if view.nbytes)
+    views: Iterator[memoryview] = iter(
+        [view if view.format == "B" and view.ndim == 1 else view.cast("B") for view in buffers if view.nbytes]
+    )
     for spec in tensors:
         group: list[memoryview] = []
         missing = spec.nbytes

@@ -87,8 +87,3 @@ class Table:
         for chain in found:
             found.extend(self.children.get(chain, ()))
         return list(dict.fromkeys(found))
-
-    def partials(self, parent: bytes, tokens: int) -> list[Slot]:
-        """Leaf children of `parent` with fewer than `tokens` tokens: what a longer sibling may supersede."""
-        slots = (self.slots[chain] for chain in self.children.get(parent, ()))
-        return [s for s in slots if s.tokens < tokens and s.chain not in self.children]

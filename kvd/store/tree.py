@@ -19,6 +19,7 @@ OURS: Final = frozenset(
     {"blocks", "tmp", "index", "quarantine", "lock", "CACHEDIR.TAG", ".metadata_never_index", *SMALL}
     | {name + TEMP_SUFFIX for name in SMALL}
 )
+_LOWER: Final = frozenset("0123456789abcdef")
 INDEX_FILES: Final = frozenset({"data.mdb", "lock.mdb", "clean.json", "clean.json" + TEMP_SUFFIX})
 
 
@@ -81,9 +82,6 @@ def chain_of(file: str) -> bytes | None:
 
 
 def _hex(text: str) -> bytes | None:
-    if len(text) != 32 or text != text.lower():
+    if len(text) != 32 or not _LOWER.issuperset(text):
         return None
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return None
+    return bytes.fromhex(text)

@@ -49,7 +49,7 @@ class Request:
 def request(verb: str, body: Mapping[str, Any], model: str | None = None, id: str | None = None) -> Request:
     """Raises BadRequest for any field that is wrong; `model` None or "" means the daemon's default model."""
     checked = fields.checked(verb, body)
-    name = fields.string(1024)("model", model or "")
+    name = fields.string(fields.MAX_MODEL)("model", model or "")
     if id is not None:
         fields.string(64, empty=False)("request_id", id)
     try:

@@ -19,6 +19,8 @@ MAX_ID: Final = 2**31 - 1
 MAX_CHOICES: Final = 16
 MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
+MAX_MODEL: Final = 256
+"""characters of a model's name: it travels in the header, which has 4 KiB for everything"""
 MAX_DEPTH: Final = 100
 """levels of lists and maps within a field"""
 
@@ -231,8 +233,8 @@ VERBS: Final[dict[str, dict[str, Check]]] = {
     "explain": {**INPUT, **TEMPLATE, "salt": string(256), "open_end": flag},
     "count": {**INPUT, **TEMPLATE},
     "models": {},
-    "load": {"model": string(1024, empty=False), "kv": string(4096), "pin": flag, "ttl_s": SECONDS},
-    "unload": {"model": string(1024, empty=False)},
+    "load": {"model": string(MAX_MODEL, empty=False), "kv": string(4096), "pin": flag, "ttl_s": SECONDS},
+    "unload": {"model": string(MAX_MODEL, empty=False)},
     "status": {},
     "cancel": {"id": string(64, empty=False)},
     "shutdown": {"drain_s": number(0)},

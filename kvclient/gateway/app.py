@@ -64,6 +64,8 @@ class Gateway:
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/healthz", self._health, methods=["GET"]),
             Route("/page/data", self._data, methods=["GET"]),
+            Route("/page/prefixes", self._prefixes, methods=["GET"]),
+            Route("/page/access", self._access, methods=["GET"]),
             *page.routes(),
         ]
         origins = list(self.settings.guard.origins)
@@ -166,7 +168,17 @@ class Gateway:
         return JSONResponse({"status": "ok", "ping_ms": round(seconds * 1000, 2)})
 
     async def _data(self, request: Request) -> Response:
-        return JSONResponse(await self.history.data())
+        try:
+            since = float(request.query_params.get("since", "0"))
+        except ValueError:
+            raise refused(400, "bad_request", "since must be a number of seconds", field="since") from None
+        return JSONResponse(await self.history.data(since))
+
+    async def _prefixes(self, request: Request) -> Response:
+        return JSONResponse({"prefixes": await self.history.prefixes()})
+
+    async def _access(self, request: Request) -> Response:
+        return JSONResponse({"needs_key": bool(self.settings.guard.keys)})
 
 
 def _message_reply(ask: Ask, id: str, created: int) -> Shape:

@@ -10,13 +10,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvclient import wire
 from kvclient.errors import KvdError
+from kvclient.gateway import page
 from kvclient.gateway.fields import Fields, parse_json
 from kvclient.gateway.metrics import Counters
 from kvclient.gateway.problems import refused
 from kvclient.gateway.reply import send_error
 from kvclient.gateway.settings import Settings
 
-OPEN: Final = ("/", "/healthz", "/page/")
+OPEN: Final = frozenset({"/", "/healthz", "/page/access", *page.FILES})
 """Paths that hold no data and need no key: the page asks for one before it asks for data."""
 BODY_S: Final = 60.0
 """How long a request's body may take to arrive."""
@@ -63,7 +64,7 @@ class Gate:
         guard = self._settings.guard
         if (problem := guard.check_origin(headers)) is not None:
             raise problem
-        if path in OPEN or (path.startswith("/page/") and path != "/page/data"):
+        if path in OPEN:
             return None
         return guard.key_of(headers)
 

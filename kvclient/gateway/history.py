@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -18,12 +18,13 @@ from kvclient.gateway.ask import Ask
 SAMPLE_S: Final = 5.0
 SAMPLES: Final = 720
 RECENT: Final = 40
+PREFIXES: Final = 30
 RATE_ROWS: Final = 64
 """A prefill of fewer rows says little about its rate."""
 
 
 class History:
-    """Owned by the event loop. Holds counts only, no text of any prompt."""
+    """Owned by the event loop. Keeps counts only, no text of any prompt."""
 
     def __init__(self, client: AsyncClient, clock: Any = time.time) -> None:
         self._client = client
@@ -57,8 +58,9 @@ class History:
         self._recent.append({"t": self._clock(), "model": ask.model, "saved_s": saved, **_counts(stats)})
         return saved
 
-    async def data(self) -> dict[str, Any]:
-        """All that the page draws: the daemon's status, samples, recent requests. `error` when it does not answer."""
+    async def data(self, since: float = 0.0) -> dict[str, Any]:
+        """All that the page draws: the daemon's status, samples after `since`, recent requests. `error` when the daemon
+        does not answer."""
         status: Mapping[str, Any] | None = None
         error = None
         try:
@@ -68,8 +70,16 @@ class History:
             error = problem.message
         return {
             "now": self._clock(), "status": status, "error": error, "saved_s": self._saved_s,
-            "samples": list(self._samples), "recent": list(self._recent),
+            "samples": [sample for sample in self._samples if sample["t"] > since], "recent": list(self._recent),
         }
+
+    async def prefixes(self) -> list[dict[str, Any]]:
+        """The largest stored prefixes, each with all that continues it. Empty when the daemon has no store to ask."""
+        try:
+            found = await self._client.cache("ls")
+        except KvdError:
+            return []
+        return largest_prefixes(found.get("prefixes") or (), PREFIXES)
 
     async def _run(self) -> None:
         while True:
@@ -82,6 +92,21 @@ class History:
         if self._samples and now - self._samples[-1]["t"] < 0.8 * SAMPLE_S:
             return
         self._samples.append({"t": now, "saved_s": self._saved_s, **prompt_tokens(status)})
+
+
+def largest_prefixes(tree: Iterable[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
+    """The tops of the store's tree with the sums over what hangs below them, largest first."""
+    tops = []
+    for top in tree:
+        sums = {"tokens": 0, "bytes": 0, "hits": 0}
+        waiting = [top]
+        while waiting:
+            node = waiting.pop()
+            waiting += node.get("children") or ()
+            for name in sums:
+                sums[name] += int(node[name])
+        tops.append({"preview": top["preview"], "model": top["model"], "pinned": bool(top.get("pinned")), **sums})
+    return sorted(tops, key=lambda one: -int(one["bytes"]))[:most]
 
 
 def prompt_tokens(status: Mapping[str, Any]) -> dict[str, int]:

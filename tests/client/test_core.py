@@ -42,7 +42,7 @@ def test_a_request_id_of_ones_own_is_checked(id: Any) -> None:
         request("generate", {"prompt": "hi"}, "demo", id)
 
 
-@pytest.mark.parametrize("model", ["x" * 1025, "\ud800", 5])
+@pytest.mark.parametrize("model", ["x" * 257, "\U0001f600" * 257, "\ud800", 5])
 def test_a_model_name_is_checked(model: Any) -> None:
     with pytest.raises(BadRequest, match="model"):
         request("generate", {"prompt": "hi"}, model)
@@ -53,6 +53,12 @@ def deep(levels: int) -> Any:
     for _ in range(levels):
         made = [made]
     return made
+
+
+def test_the_longest_model_name_fits_into_a_header() -> None:
+    asked = request("status", {}, "\U0001f600" * 256, "\U0001f600" * 64)
+    assert len(asked.message.frames()[0]) < wire.MAX_HEADER
+    assert wire.parse(asked.message.frames()) == asked.message
 
 
 @pytest.mark.parametrize(

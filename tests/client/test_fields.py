@@ -33,7 +33,7 @@ BAD: dict[str, list[Any]] = {
     "logprobs": [1, "yes"], "top_logprobs": [21, -1], "response_format": [{}, {"type": "xml"}, {"type": "json_schema"},
                  {"type": "json_schema", "json_schema": {"schema": 5}}, "json"],
     "timeout": [0, -1, math.inf], "cache": ["no", True], "salt": ["x" * 257, 5], "priority": ["high"],
-    "durable_wait_ms": [-1, 600_001, 0.5], "pin": [1], "ttl_s": [0], "open_end": ["yes"], "model": ["", 5, "x" * 1025],
+    "durable_wait_ms": [-1, 600_001, 0.5], "pin": [1], "ttl_s": [0], "open_end": ["yes"], "model": ["", 5, "x" * 257],
     "kv": [8], "id": ["", "x" * 65], "drain_s": [-1],
 }  # fmt: skip
 CASES = [(verb, name) for verb, table in fields.VERBS.items() for name in table]

@@ -113,7 +113,8 @@ class Internal(KvdError):
 
 
 def _tree(root: type[KvdError]) -> dict[str, type[KvdError]]:
-    found = {root.code: root} if root is not KvdError else {}
+    """By code; a subclass without a code of its own is its parent on the other side."""
+    found = {root.code: root} if root is not KvdError and "code" in vars(root) else {}
     for child in root.__subclasses__():
         found.update(_tree(child))
     return found

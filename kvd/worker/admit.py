@@ -108,7 +108,7 @@ class Admission:
     def admit(self, choice: Choice, others: Iterable[Choice], now: float) -> bool:
         """Give a waiting choice its rows. False: it has to wait for another that computes the same prefix now.
         Raises PoolFull; then nothing has changed."""
-        match = self._match(choice)
+        match = self._shared(choice, others)
         choice.follows = next((other for other in others if self._computes_more(other, choice, match.rows)), None)
         if choice.follows is not None:
             return False
@@ -127,12 +127,26 @@ class Admission:
         """`other` is about to compute rows that `choice` needs and that nobody has yet."""
         if other is choice or not choice.is_behind(other):
             return False
-        return min(common_prefix(choice.target, other.target), len(other.target) - 1) - rows >= GRID
+        return common_prefix(choice.target, other.target) - rows >= GRID
 
     def _match(self, choice: Choice) -> Match:
         if not choice.request.prompt.params.reads and not choice.started:
             return nothing(choice.request.namespace, self._cache.block_size)
         return self._cache.match(choice.target, choice.request.namespace)
+
+    def _shared(self, choice: Choice, others: Iterable[Choice]) -> Match:
+        """What memory holds, the unfinished blocks of live sequences included: they become known up to their last row
+        where this prompt has them in common."""
+        match = self._match(choice)
+        more = [
+            other.seq for other in others
+            if other.seq is not None and other.stage in (Stage.PREFILLING, Stage.DECODING)
+            and other.request.namespace == choice.request.namespace
+            and common_prefix(other.seq.tokens, choice.target) > match.rows
+        ]  # fmt: skip
+        for seq in more:
+            seq.tail()
+        return self._match(choice) if more else match
 
     def _place(self, choice: Choice, match: Match) -> None:
         """A sequence for a choice: the blocks of memory, and behind them landings for what the store adds."""

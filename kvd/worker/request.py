@@ -121,7 +121,7 @@ class Choice:
         """`other` is still computing rows that this one needs too."""
         if other.stage not in (Stage.LOADING, Stage.PREFILLING) or other.request.namespace != self.request.namespace:
             return False
-        return other.rows < min(common_prefix(self.target, other.target), len(other.target) - 1)
+        return other.rows < common_prefix(self.target, other.target)
 
 
 class Ended(Exception):

@@ -1,0 +1,135 @@
+"""Several requests at once: batches, live sharing, preemption, seeds. Each answer is the one it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvclient.errors import OutOfMemory
+from kvd.worker.scheduler import Limits
+from tests.worker.rig import Answer, B, Rig, ids
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with Rig() as rig:
+        yield rig
+
+
+def computed(answer: Answer) -> int:
+    stats = answer.stats
+    assert stats["cached_tokens"] + stats["computed_tokens"] == stats["prompt_tokens"]
+    return int(stats["computed_tokens"])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_each_answer_of_a_batch_is_the_one_it_gets_alone(rig: Rig, count: int) -> None:
+    prompts = [ids(20 + 13 * n, 30 + n) for n in range(count)]
+    alone = [rig.ask(prompt, max_tokens=12, cache="off", logit_bias={2: -100}).text for prompt in prompts]
+    together = [rig.send(tokens=prompt, max_tokens=12, logit_bias={2: -100}) for prompt in prompts]
+    assert [answer.end().text for answer in together] == alone
+
+
+def test_answers_are_right_when_others_are_cancelled_in_the_middle(rig: Rig) -> None:
+    prompts = [ids(30 + 7 * n, 50 + n) for n in range(6)]
+    options = {"max_tokens": 40, "logit_bias": {2: -100}}
+    alone = [rig.ask(prompt, cache="off", **options).text for prompt in prompts]
+    running = [rig.send(tokens=prompt, **options) for prompt in prompts]
+    for answer in running[::2]:
+        answer.wait_for("text", 3)
+        rig.engine.cancel(answer.id, "asked")
+    assert [answer.end().text for answer in running[1::2]] == alone[1::2]
+    for answer, full in zip(running[::2], alone[::2], strict=True):
+        assert full.startswith(answer.end().text.rstrip("\ufffd"))
+        assert answer.deltas == answer.text
+
+
+def test_one_prefix_asked_by_many_at_once_is_computed_once(rig: Rig) -> None:
+    prefix = ids(40 * B, 60)
+    cold = rig.ask(prefix, cache="off")
+    answers = [rig.send(tokens=prefix, logprobs=True, top_logprobs=5) for _ in range(5)]
+    assert sorted(computed(answer.end()) for answer in answers) == [1, 1, 1, 1, len(prefix)]
+    for answer in answers:
+        assert answer.text == cold.text
+
+
+def test_a_longer_prompt_joins_the_prefill_of_its_prefix(rig: Rig) -> None:
+    prefix = ids(40 * B + 5, 61)
+    first = rig.send(tokens=prefix)
+    first.wait_for("progress", 2)
+    other = rig.send(tokens=prefix + ids(9, 62))
+    assert computed(first.end()) == len(prefix)
+    assert computed(other.end()) == 9
+
+
+def test_a_cancelled_leader_leaves_its_rows_to_those_that_wait(rig: Rig) -> None:
+    prefix = ids(60 * B, 63)
+    leader = rig.send(tokens=prefix)
+    leader.wait_for("progress", 3)
+    follower = rig.send(tokens=prefix)
+    rig.engine.cancel(leader.id, "asked")
+    done = leader.end().stats["computed_tokens"]
+    assert computed(follower.end()) == len(prefix) - done
+
+
+def test_sequences_with_one_prefix_hold_it_once(rig: Rig) -> None:
+    prefix = ids(20 * B, 64)
+    rig.ask(prefix)
+    answers = [rig.send(tokens=prefix + ids(2, 70 + n), max_tokens=60, logit_bias={2: -100}) for n in range(4)]
+    for answer in answers:
+        answer.wait_for("text", 2)
+    live = rig.on_engine(lambda: rig.cache.stats.blocks_live)
+    assert live <= 20 + 4 * 5
+    for answer in answers:
+        answer.end()
+
+
+def test_n_answers_share_the_prompt_and_differ_by_their_keys(rig: Rig) -> None:
+    prompt = ids(5 * B + 3, 65)
+    options = {"temperature": 1.0, "seed": 5, "max_tokens": 10, "logit_bias": {2: -100}}
+    many = rig.send(tokens=prompt, n=4, **options).end()
+    texts = [choice["text"] for choice in many.body["choices"]]
+    assert len(set(texts)) == 4
+    assert many.stats["computed_tokens"] == len(prompt)
+    assert many.stats["completion_tokens"] == 40
+    assert [choice["finish_reason"] for choice in many.body["choices"]] == ["length"] * 4
+    assert rig.send(tokens=prompt, **options).end().text == texts[0]
+
+
+def test_a_seeded_request_gives_the_same_text_alone_and_in_a_batch(rig: Rig) -> None:
+    prompts = [ids(25 + n, 80 + n) for n in range(4)]
+    options = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 15, "logit_bias": {2: -100}}
+    alone = [rig.send(tokens=p, seed=n, **options).end().text for n, p in enumerate(prompts)]
+    again = [rig.send(tokens=p, seed=n, **options) for n, p in enumerate(prompts)]
+    assert [answer.end().text for answer in again] == alone
+
+
+def test_sequences_that_outgrow_the_pool_are_preempted_and_still_give_their_answer() -> None:
+    options = {"max_tokens": 80, "logit_bias": {2: -100}}
+    prompts = [ids(4 * B, 90 + n) for n in range(3)]
+    with Rig() as rig:
+        alone = [rig.send(tokens=p, cache="off", **options).end().text for p in prompts]
+    with Rig(pool_blocks=16) as rig:
+        answers = [rig.send(tokens=p, **options) for p in prompts]
+        assert [answer.end().text for answer in answers] == alone
+        assert sum(answer.stats["recomputed_tokens"] for answer in answers) > 0
+        for answer in answers:
+            assert computed(answer) == 4 * B
+
+
+def test_a_lone_answer_that_outgrows_the_pool_ends_with_both_numbers() -> None:
+    with Rig(pool_blocks=4) as rig:
+        problem = rig.send(tokens=ids(3 * B, 1), max_tokens=100, logit_bias={2: -100}).end().problem()
+        assert isinstance(problem, OutOfMemory)
+        assert problem.details["what"] == "kv pool"
+
+
+def test_a_short_question_is_answered_while_a_long_prompt_prefills() -> None:
+    with Rig(limits=Limits(chunk=64)) as rig:
+        long = rig.send(tokens=ids(3500, 1), max_tokens=1)
+        long.wait_for("progress", 2)
+        short = rig.send(tokens=ids(30, 2), max_tokens=5).end()
+        assert not long.ended.is_set()
+        assert short.kind == "done"
+        assert computed(long.end()) == 3500

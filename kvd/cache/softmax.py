@@ -25,7 +25,7 @@ def softmax_parts(scores: mx.array) -> tuple[mx.array, mx.array | None]:
 
 
 def exponential(x: mx.array) -> mx.array:
-    """e**x for x <= 0 in float32, to 2 units in the last place; at most 2e-38 in place of zero far down."""
+    """e**x for x <= 0 in float32, relative error 1.3e-7 * (1 + |x|); at most 2e-38 in place of zero far down."""
     y = mx.maximum(x * LOG2_E, -126.0)
     whole = (y - 0.5).astype(mx.int32)  # rounds to the nearest, since y <= 0 and the conversion truncates
     rest = y - whole

@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from kvd.cache import precision
 from kvd.cache.chain import Chain, namespace
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.paged import CachedSequence, PagedCache, forward
@@ -29,10 +30,11 @@ def model(family: Family = "llama", **options: Any) -> Any:
     return loaded
 
 
-def new_cache(net: Any, blocks: int = 64, initial: int | None = None, **options: Any) -> PagedCache:
-    return PagedCache(
-        inspect_layout(net), BLOCK, blocks, initial_blocks=initial or blocks, namespace=SPACE, **options
-    )
+def new_cache(
+    net: Any, blocks: int = 64, initial: int | None = None, kv: str | dict[str, Any] = "native", **options: Any
+) -> PagedCache:
+    layout = precision.apply(inspect_layout(net), kv)
+    return PagedCache(layout, BLOCK, blocks, initial_blocks=initial or blocks, namespace=SPACE, **options)
 
 
 def prompt(length: int, seed: int = 0, vocab: int = 500) -> list[int]:

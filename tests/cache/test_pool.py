@@ -1,0 +1,111 @@
+"""The pool is updated in place: the same buffers, no second copy at any moment."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from kvd.cache.blocks import Move
+from kvd.cache.hostmem import address
+from kvd.cache.layout import KVLayout, LayerKV, Precision
+from kvd.cache.paged import forward
+from kvd.cache.pool import KVPool
+from tests.cache.support import BLOCK, ask, model, new_cache, prompt, step, step_batch
+
+
+def where(cache):
+    return [address(array) for array in cache.pool.arrays]
+
+
+@pytest.mark.parametrize("kv", ["native", "k8v4"])
+def test_prefill_decode_batches_and_moves_keep_every_buffer(kv):
+    net = model()
+    cache = new_cache(net, blocks=40, kv=kv)
+    before = where(cache)
+    prompts = [prompt(3 * BLOCK + 2), prompt(17, seed=1)]
+    sequences = [ask(net, cache, tokens)[1] for tokens in prompts]
+    for i in range(BLOCK):
+        step_batch(net, cache, sequences, [i, i])
+    step(net, cache, sequences[0], 1)
+    for sequence in sequences:
+        sequence.tail()
+        sequence.close()
+    _, sequence, _ = ask(net, cache, prompts[0][: BLOCK + 3] + [9] * BLOCK)
+    assert cache.stats.blocks_moved > 0
+    assert where(cache) == before
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_step_takes_no_memory_of_the_pools_size(batch):
+    net = model()
+    cache = new_cache(net, blocks=4096)
+    sequences = [ask(net, cache, prompt(20, seed=i))[1] for i in range(batch)]
+    layer = cache.pool.arrays[0].nbytes
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    for i in range(5):
+        step_batch(net, cache, sequences, [i] * batch)
+    assert mx.get_peak_memory() - held < layer
+
+
+def test_a_chunk_takes_no_memory_of_the_pools_size():
+    net = model()
+    cache = new_cache(net, blocks=4096)
+    sequence = cache.open([], None)
+    sequence.reserve(2 * BLOCK)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    forward(net, cache, [(sequence, prompt(2 * BLOCK))], logits=False)
+    assert mx.get_peak_memory() - held < cache.pool.arrays[0].nbytes
+
+
+def test_growth_is_asked_for_and_its_transient_is_within_what_was_asked():
+    layout = KVLayout((LayerKV(2, 64, 64),) * 8, "float32")
+    pool = KVPool(layout, 16, 100)
+    asked = pool.growth_bytes(200)
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    pool.grow(200)
+    assert mx.get_peak_memory() - held <= asked + (1 << 16)
+    assert pool.nbytes == 200 * pool.block_bytes
+
+
+def test_a_pool_that_may_not_grow_evicts_instead():
+    net = model()
+    asked = []
+    cache = new_cache(net, blocks=64, initial=8, on_bytes=lambda n: bool(asked.append(n)))
+    for seed in range(4):
+        _, sequence, _ = ask(net, cache, prompt(4 * BLOCK, seed=seed))
+        sequence.close()
+    assert asked and cache.stats.blocks_total == 8
+    assert cache.stats.evictions["capacity"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("precision", [Precision(), Precision(8, 32)])
+def test_host_windows_show_the_rows_head_by_head(dtype, precision):
+    layout = KVLayout((LayerKV(3, 32, 64, precision, precision),), dtype)
+    pool = KVPool(layout, 4, 6)
+    mx.random.seed(1)
+    for array in pool.arrays:
+        values = mx.random.normal(array.shape) if array.dtype != mx.uint32 else mx.random.randint(0, 99, array.shape)
+        array[...] = values.astype(array.dtype)
+    generation = pool.acquire()
+    windows = pool.windows(generation, 2, 3)
+    expected = b""
+    for array in pool.arrays:
+        rows = mx.contiguous(array[0, :, 8:11, :])
+        expected += bytes(memoryview(rows.view(mx.uint16) if rows.dtype == mx.bfloat16 else rows))
+    assert b"".join(bytes(window) for window in windows) == expected
+    assert len(expected) == layout.bytes_per_token() * 3
+    copied = pool.staged_windows(pool.copy_rows(2, 3), 3)
+    assert b"".join(bytes(window) for window in copied) == expected
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_moves_copy_the_rows_asked_for_in_order(heads):
+    pool = KVPool(KVLayout((LayerKV(heads, 4, 4),), "float32"), 4, 4)
+    for block in range(4):
+        pool.arrays[0][..., 4 * block : 4 * block + 4, :] = float(block + 1)
+    pool.execute([Move(0, 1, 4), Move(1, 2, 2), Move(3, 0, 3)])
+    assert pool.arrays[0][0, 0, :, 0].tolist() == [4, 4, 4, 1, 1, 1, 1, 1, 1, 1, 3, 3, 4, 4, 4, 4]

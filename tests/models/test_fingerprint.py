@@ -72,7 +72,11 @@ def test_tokenizer_configuration_rope_and_adapter_are_parts_of_their_own(tmp_pat
     assert len({first.adapter, one.adapter, identify(folder, adapter=adapter).adapter}) == 3
 
 
-def test_shards_are_told_apart_by_order_not_by_where_they_are_cut(tmp_path: Path) -> None:
+def test_the_parts_of_a_digest_are_told_apart() -> None:
+    assert len({fingerprint._combine(*parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""))}) == 4
+
+
+def test_shards_are_told_apart_by_order_and_cut(tmp_path: Path) -> None:
     for name, pieces in {"x": (b"ab", b"c"), "y": (b"a", b"bc"), "z": (b"c", b"ab")}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")

@@ -78,9 +78,10 @@ def test_the_same_model_has_the_same_fingerprint_wherever_it_lies(tmp_path: Path
 def test_a_taken_name_is_refused_and_kept_unless_forced(tmp_path: Path, home: Path) -> None:
     bring(tiny_model(tmp_path / "a" / "mine", seed=1), home, copy=True)
     before = (home / "models" / "mine" / "model.safetensors").read_bytes()
-    other = tiny_model(tmp_path / "b" / "mine", seed=2)
+    other, said = tiny_model(tmp_path / "b" / "mine", seed=2), list[str]()
     with pytest.raises(BadRequest, match="mine exists already; --force replaces it"):
-        bring(other, home)
+        bring(other, home, said)
+    assert said == []  # refused before any work
     assert (home / "models" / "mine" / "model.safetensors").read_bytes() == before
     bring(other, home, copy=True, force=True)
     assert (home / "models" / "mine" / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()

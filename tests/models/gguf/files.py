@@ -22,7 +22,7 @@ def text(value: str) -> bytes:
 
 
 def value(item: Any) -> bytes:
-    """Type number and value; integers as u32 (negative ones as i32), floats as f32."""
+    """Type number and value; integers as u32 (negative ones and those of arrays as i32), floats as f32."""
     if isinstance(item, bool):
         return struct.pack("<I?", 7, item)
     if isinstance(item, int):
@@ -31,6 +31,8 @@ def value(item: Any) -> bytes:
         return struct.pack("<If", 6, item)
     if isinstance(item, str):
         return struct.pack("<I", 8) + text(item)
+    if item and all(type(entry) is int for entry in item):
+        return struct.pack(f"<IIQ{len(item)}i", 9, 5, len(item), *item)
     inner = [value(entry) for entry in item]
     kind = inner[0][:4] if inner else struct.pack("<I", 4)
     return struct.pack("<I", 9) + kind + struct.pack("<Q", len(inner)) + b"".join(entry[4:] for entry in inner)

@@ -139,6 +139,8 @@ def test_tensors_without_a_place_and_values_without_end_are_refused(tmp_path: Pa
     extra = tensors["blk.0.ffn_up.weight"]
     with pytest.raises(UnsupportedModel, match="ffn_gate_exps"):
         converted(tmp_path, metadata, {**tensors, "blk.0.ffn_gate_exps.weight": extra})
+    with pytest.raises(UnsupportedModel, match="attn_q_norm.weight has no place in a llama model"):
+        converted(tmp_path, metadata, {**tensors, "blk.0.attn_q_norm.weight": tensors["output_norm.weight"]})
     rows, columns = extra[1]
     huge = np.zeros((rows, columns // 32, types.Q8_0.size), np.uint8)
     huge[..., :2] = np.frombuffer(np.float16(600).tobytes(), np.uint8)

@@ -1,4 +1,5 @@
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,17 @@ ONE_ARRAY = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("k") + struct.pack("<I
 def test_what_is_wrong_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     with pytest.raises(UnsupportedModel, match=said):
         parsed(tmp_path, content)
+
+
+def test_a_length_is_checked_before_anything_of_it_is_allocated(tmp_path: Path) -> None:
+    content = ONE_ARRAY + struct.pack("<IQ", 12, MAX_ARRAY)
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedModel, match="truncated"):
+            parsed(tmp_path, content)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_unsupported_tensor_type_is_named(tmp_path: Path) -> None:

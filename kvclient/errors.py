@@ -114,9 +114,9 @@ class Internal(KvdError):
 
 def _tree(root: type[KvdError]) -> dict[str, type[KvdError]]:
     """By code; a subclass without a code of its own is its parent on the other side."""
-    found = {root.code: root} if root is not KvdError and "code" in vars(root) else {}
+    found = {root.code: root} if root is not KvdError else {}
     for child in root.__subclasses__():
-        found.update(_tree(child))
+        found = _tree(child) | found
     return found
 
 

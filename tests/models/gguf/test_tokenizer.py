@@ -15,8 +15,8 @@ from kvd.models.gguf.tokenizer import token_ids, write_tokenizer
 from tests.models.gguf.files import gguf_bytes
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-MERGED = ["12", "123", "1234", "Ġa", "aa", "'s", "ĠĠ", "ĠĠĠ", "éa"]
-MERGES = ["1 2", "12 3", "123 4", "Ġ a", "a a", "' s", "Ġ Ġ", "ĠĠ Ġ"]
+MERGED = ["12", "123", "1234", "Ġa", "aa", "'s", "'S", "ĠĠ", "ĠĠĠ", "éa"]
+MERGES = ["1 2", "12 3", "123 4", "Ġ a", "a a", "' s", "' S", "Ġ Ġ", "ĠĠ Ġ"]
 BYTE_LEVEL: dict[str, Any] = {
     "general.architecture": "llama",
     "tokenizer.ggml.model": "gpt2",
@@ -72,8 +72,9 @@ def test_each_pre_tokenizer_cuts_numbers_its_way(tmp_path: Path, pre: str, numbe
 @pytest.mark.parametrize(
     ("pre", "text", "expected"),
     [
-        ("gpt-2", "a's   a", ["a", "'s", "ĠĠ", "Ġa"]),
+        ("gpt-2", "a's   a", ["a", "'s", "'S", "ĠĠ", "Ġa"]),
         ("gpt-2", "a'S", ["a", "'", "S"]),
+        ("qwen2", "a'S", ["a", "'S"]),
         ("qwen2", "\n\n a", ["Ċ", "Ċ", "Ġa"]),
         ("llama-bpe", "<|end|>a<tool>", ["<|end|>", "a", "<tool>"]),
     ],

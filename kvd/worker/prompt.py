@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jinja2
+from transformers.utils import chat_template_utils
 
 from kvclient.errors import BadRequest, ContextLengthExceeded
 from kvd.worker.params import Params, parse
@@ -41,7 +42,7 @@ class Prompter:
         self._tokenizer = tokenizer
         self._vocab = vocab
         self._context = context
-        self._now = datetime.datetime.combine(today, datetime.time())
+        pin_clock(today)
 
     def prepare(self, kind: str, body: Mapping[str, Any]) -> Prompt:
         """Raises BadRequest naming the field, or what the template said."""
@@ -101,13 +102,25 @@ class Prompter:
     def _render(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[int]:
-        settings = {"add_generation_prompt": True, "strftime_now": self._now.strftime, **options}
+        settings = {"add_generation_prompt": True, **options}
         try:
             text = self._tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **settings)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as problem:
             raise BadRequest(f"the chat template refuses these messages: {problem}", field="messages") from problem
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+
+def pin_clock(day: datetime.date) -> None:
+    """Make it `day` for all chat templates of this process (a worker has one model). Templates cannot be handed a clock
+    of their own: transformers turns callables among their variables into text."""
+
+    class Pinned(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Pinned:
+            return cls(day.year, day.month, day.day, tzinfo=tz)
+
+    vars(chat_template_utils)["datetime"] = Pinned
 
 
 def _excess(prompt: int, limit: int) -> ContextLengthExceeded:
@@ -156,7 +169,7 @@ def _call(value: Any) -> dict[str, Any]:
 
 def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
     options: Mapping[str, Any] = body.get("template_kwargs", {})
-    reserved = sorted(set(options) & {"tokenize", "return_dict", "chat_template", "tools", "strftime_now"})
+    reserved = sorted(set(options) & {"tokenize", "return_dict", "chat_template", "tools"})
     if reserved:
         raise BadRequest(f"template_kwargs must not set {reserved[0]}", field="template_kwargs")
     return options

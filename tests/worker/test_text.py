@@ -19,7 +19,8 @@ from kvd.worker.text import BROKEN, Answer, Detokenizer, Format, StopFinder, dec
 from tests.tiny import tiny_model
 
 HARD = [
-    "한국어 텍스트입니다", "👨‍👩‍👧‍👦 family 👩🏽‍🚀", "🇩🇪🇫🇷 flags", "e\u0301 a\u0308 combining", "नमस्ते दुनिया", "  two  spaces ",
+    "한국어 텍스트입니다", "👨‍👩‍👧‍👦 family 👩🏽‍🚀", "🇩🇪🇫🇷 flags", "e\u0301 a\u0308 combining", "नमस्ते दुनिया",
+    "  two  spaces ",
     "line\n\n\ttab", "日本語と中文", "\u200b\u200d zero", "plain words of the people",
 ]  # fmt: skip
 
@@ -125,8 +126,8 @@ def said(parts: list[str], initial: str = "normal", stops: list[str] | None = No
 
 @pytest.mark.parametrize("initial", ["normal", "reasoning"])
 @pytest.mark.parametrize("text", [
-    f"<think>why</think>so {CALL} done", f"a{CALL}{CALL}b", "<think>never closed", "<tool_call>{broken", f"x{CALL[:-3]}",
-    "plain < text </think>", "<tool_call>not json</tool_call>tail",
+    f"<think>why</think>so {CALL} done", f"a{CALL}{CALL}b", "<think>never closed", "<tool_call>{broken",
+    f"x{CALL[:-3]}", "plain < text </think>", "<tool_call>not json</tool_call>tail",
 ])  # fmt: skip
 def test_streamed_and_whole_answers_are_the_same_and_no_text_vanishes(text: str, initial: str) -> None:
     whole, _ = said([text], initial)

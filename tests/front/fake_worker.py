@@ -85,7 +85,8 @@ class FakeWorker:
 
     def loaded(self) -> None:
         self.phase = "idle"
-        self.emit(Ready({"weights_bytes": 4000, "pool_bytes": 1000, "kv_precision": self.args.kv}).encode())
+        info = {"weights_bytes": 4000, "pool_bytes": 1000, "kv_precision": self.args.kv}
+        self.emit(Ready({**info, "block_size": int(self.args.block_size)}).encode())
 
     def received(self, message: Any) -> None:
         match message:

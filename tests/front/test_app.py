@@ -80,6 +80,7 @@ def test_reload_applies_what_can_change_live_and_names_the_rest() -> None:
         until(lambda: made.status()["store"].get("limit") == 2**30, "the store's new limit")
         ids = [client.ask("generate", {"prompt": "mute"}, "demo") for _ in range(2)]
         assert client.results({ids[1]})[ids[1]].body["code"] == "busy"
+        assert client.call("load", {"model": "demo"})["block_size"] == 256
         (made.home / "kvd.toml").write_text("[daemon]\nspeed = 1\n")
         error = client.result(client.ask("reload")).body
         assert error["code"] == "bad_request" and "speed" in error["message"]

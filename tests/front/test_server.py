@@ -58,7 +58,7 @@ def test_an_unknown_field_is_a_bad_request(client: Client) -> None:
 
 
 def test_a_huge_body_for_a_small_verb_is_refused_unread(client: Client) -> None:
-    error = client.result(client.ask("load", {"model": "x" * 2_000_000})).body
+    error = client.result(client.ask("cache", {"verb": "ls", "more": "x" * 2_000_000})).body
     assert error["code"] == "bad_request" and error["details"]["size"] > error["details"]["limit"]
 
 
@@ -92,10 +92,12 @@ def test_half_messages_and_foreign_protocols_cost_nothing(shared: Daemon, sent: 
 
 
 def test_a_body_over_the_limit_ends_its_connection_alone(shared: Daemon) -> None:
+    before = shared.count("kvd_protocol_errors_total", "malformed")
     with shared.client() as big:
         big.socket.send_multipart([wire.pack({"v": 1, "t": "ping", "id": "big"}), bytes(wire.MAX_BODY + 1)])
         works(shared)
-        assert not big.socket.poll(200)
+        assert not big.socket.poll(500)
+        assert shared.count("kvd_protocol_errors_total", "malformed") == before, "it was read"
 
 
 def test_connections_up_to_the_descriptor_limit_shut_the_gate_until_they_go() -> None:

@@ -88,7 +88,7 @@ class Part:
     make: Callable[[], Sequence[Any]]
 
 
-def write_tensors(path: Path, parts: Iterable[Part], on_bytes: Callable[[int], object] = lambda count: None) -> int:
+def write_tensors(path: Path, parts: Iterable[Part]) -> int:
     """Write a safetensors file, holding one part in memory at a time; durable on return. Returns its size."""
     parts = list(parts)
     header: dict[str, object] = {"__metadata__": {"format": "mlx"}}
@@ -106,7 +106,6 @@ def write_tensors(path: Path, parts: Iterable[Part], on_bytes: Callable[[int], o
                 if len(view) != spec.nbytes:
                     raise ValueError(f"{spec.name}: {len(view)} bytes made, {spec.nbytes} declared")
                 file.write(view)
-                on_bytes(len(view))
         file.flush()
         os.fsync(file.fileno())
     return 8 + len(raw) + at

@@ -21,12 +21,12 @@ def header(content: Any, body: bytes = b"") -> bytes:
 
 
 def test_what_is_written_is_what_others_read(tmp_path: Path) -> None:
-    path, heard = tmp_path / "m.safetensors", list[int]()
+    path = tmp_path / "m.safetensors"
     specs = TensorSpec("a", "F32", (2, 3)), TensorSpec("b", "F16", (4,))
-    size = write_tensors(path, [Part(specs, lambda: (A, B))], heard.append)
+    size = write_tensors(path, [Part(specs, lambda: (A, B))])
     found = load_file(path)
     assert np.array_equal(found["a"], A) and np.array_equal(found["b"], B)
-    assert size == path.stat().st_size and sum(heard) == A.nbytes + B.nbytes
+    assert size == path.stat().st_size
     assert read_specs(path) == list(specs)
 
 

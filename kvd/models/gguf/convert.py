@@ -18,6 +18,7 @@ from kvd.models.gguf.tokenizer import token_ids, write_tokenizer
 from kvd.models.tensors import Part, TensorSpec, write_tensors
 
 GROUP = 32
+ELEMENTS_AT_ONCE = 1 << 18
 _PLAIN = {types.F32: "F32", types.F16: "F16", types.BF16: "BF16"}
 
 
@@ -25,7 +26,7 @@ def convert(source: Path, folder: Path, on_bytes: Callable[[int], object] = lamb
     """Write config.json, model.safetensors and the tokenizer of `source` into the existing `folder`.
 
     Q4_0, Q4_1 and Q8_0 stay as they are (MLX groups of 32, float16 scales), F32/F16/BF16 too; other types are
-    dequantised to float16. `on_bytes` hears of each tensor's bytes as they are written. Returns the config.
+    dequantised to float16. `on_bytes` hears of the bytes of `source` as they are done. Returns the config.
     Raises BadRequest or UnsupportedModel; `folder` may then hold a part of the result.
     """
     gguf = read_gguf(source)
@@ -37,7 +38,8 @@ def convert(source: Path, folder: Path, on_bytes: Callable[[int], object] = lamb
         if quantization := _quantization(tensors):
             config["quantization"] = quantization
         write_tokenizer(gguf, folder)
-        write_tensors(folder / "model.safetensors", [_part(gguf, file, config, info) for info in tensors], on_bytes)
+        parts = [_part(gguf, file, config, info, on_bytes) for info in tensors]
+        write_tensors(folder / "model.safetensors", parts)
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return config
 
@@ -87,52 +89,58 @@ def _check_shapes(gguf: GGUF, config: dict[str, Any]) -> None:
             raise refuse(gguf.path, f"tensor {name} has shape {info.shape}, the metadata says {shape}", tensor=name)
 
 
-def _part(gguf: GGUF, file: BinaryIO, config: dict[str, Any], info: TensorInfo) -> Part:
+def _part(
+    gguf: GGUF, file: BinaryIO, config: dict[str, Any], info: TensorInfo, on_bytes: Callable[[int], object]
+) -> Part:
     name = str(mlx_name(info.name))
     order = row_order(config, info.name)
     if bits := PACKED_BITS.get(info.type):
         base, rows, columns = name.removesuffix(".weight"), info.shape[:-1], info.shape[-1]
-        specs = (
+        specs: tuple[TensorSpec, ...] = (
             TensorSpec(name, "U32", (*rows, columns * bits // 32)),
             TensorSpec(base + ".scales", "F16", (*rows, columns // GROUP)),
             TensorSpec(base + ".biases", "F16", (*rows, columns // GROUP)),
         )
-        return Part(specs, lambda: _packed(gguf, file, info, order))
-    dtype = _PLAIN.get(info.type, "F16")
-    return Part((TensorSpec(name, dtype, info.shape),), lambda: (_plain(gguf, file, info, order),))
+    else:
+        specs = (TensorSpec(name, _PLAIN.get(info.type, "F16"), info.shape),)
+
+    def make() -> Sequence[Any]:
+        arrays = _arrays(gguf, info, _rows(gguf, file, info, order), specs)
+        on_bytes(info.nbytes)
+        return arrays
+
+    return Part(specs, make)
 
 
 def _rows(gguf: GGUF, file: BinaryIO, info: TensorInfo, order: NDArray[np.intp] | None) -> NDArray[np.uint8]:
-    """Raw blocks as [rows, bytes], in MLX's row order. A vector is one row, permuted by element."""
+    """Raw blocks as [rows, bytes], in MLX's row order. A vector is one row, unless it is permuted, by element."""
     width = info.row_bytes if len(info.shape) > 1 or order is None else info.type.size
     raw = np.frombuffer(gguf.read(file, info), np.uint8).reshape(-1, width)
     return raw if order is None else raw[order]
 
 
-def _packed(gguf: GGUF, file: BinaryIO, info: TensorInfo, order: NDArray[np.intp] | None) -> Sequence[Any]:
-    with np.errstate(over="ignore"):
-        words, scales, biases = pack(_rows(gguf, file, info, order), info.type)
-    _check_finite(gguf, info, scales)
-    _check_finite(gguf, info, biases)
-    return words, scales, biases
-
-
-def _plain(gguf: GGUF, file: BinaryIO, info: TensorInfo, order: NDArray[np.intp] | None) -> Any:
-    raw = _rows(gguf, file, info, order)
+def _arrays(
+    gguf: GGUF, info: TensorInfo, raw: NDArray[np.uint8], specs: Sequence[TensorSpec]
+) -> Sequence[NDArray[Any]]:
+    """The tensors of `specs`, some rows at a time: what is in between takes several times a row's final size."""
     if info.type in _PLAIN:
-        return np.ascontiguousarray(raw)
+        return (np.ascontiguousarray(raw),)
+    kinds = {"U32": np.uint32, "F16": np.float16}
+    arrays: list[NDArray[Any]] = [np.empty((len(raw), spec.shape[-1]), kinds[spec.dtype]) for spec in specs]
+    step = max(1, ELEMENTS_AT_ONCE // info.shape[-1])
     with np.errstate(over="ignore", invalid="ignore"):
-        values = dequantise(raw, info.type).astype(np.float16)
-    _check_finite(gguf, info, values)
-    return values
+        for start in range(0, len(raw), step):
+            rows = raw[start : start + step]
+            done = pack(rows, info.type) if info.type in PACKED_BITS else (dequantise(rows, info.type),)
+            for array, piece in zip(arrays, done, strict=True):
+                array[start : start + step] = piece
+    for array in arrays:
+        if array.dtype == np.float16 and not np.isfinite(array).all():
+            raise refuse(gguf.path, f"tensor {info.name} holds values that are not finite in float16", tensor=info.name)
+    return arrays
 
 
 def _dense(gguf: GGUF, file: BinaryIO, info: TensorInfo) -> NDArray[np.float32]:
     if info.type is not types.F32 or info.nbytes > 1 << 16:
         raise refuse(gguf.path, f"tensor {info.name} is not a short float32 vector")
     return np.frombuffer(gguf.read(file, info), np.float32)
-
-
-def _check_finite(gguf: GGUF, info: TensorInfo, values: NDArray[np.float16]) -> None:
-    if not np.isfinite(values).all():
-        raise refuse(gguf.path, f"tensor {info.name} holds values that are not finite in float16", tensor=info.name)

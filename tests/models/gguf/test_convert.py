@@ -1,6 +1,7 @@
 """Conversion of whole models: what MLX computes from the result is what the GGUF's weights say."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,28 @@ def test_tensors_without_a_place_and_values_without_end_are_refused(tmp_path: Pa
     huge[..., :2] = np.frombuffer(np.float16(600).tobytes(), np.uint8)
     with pytest.raises(UnsupportedModel, match="ffn_up.weight holds values that are not finite"):
         converted(tmp_path, metadata, {**tensors, "blk.0.ffn_up.weight": (types.Q8_0, extra[1], huge.tobytes())})
+
+
+def test_memory_stays_near_the_size_of_the_largest_tensor(tmp_path: Path) -> None:
+    """2 million elements: 4 MB as float16, 30 MB and more if all were in between at once."""
+    original = tiny_model(tmp_path / "original", heads=4, head_dim=64, config={"intermediate_size": 8192})
+    config = json.loads((original / "config.json").read_text())
+    shapes = {"ffn_gate": (8192, 256), "ffn_up": (8192, 256), "ffn_down": (256, 8192)}
+    metadata, tensors = parts(original)
+    assert config["intermediate_size"] == 8192
+    random = np.random.default_rng(3)
+    for layer in range(2):
+        for name, shape in shapes.items():
+            raw = quantised(shape, types.Q6_K, random)
+            tensors[f"blk.{layer}.{name}.weight"] = (types.Q6_K, shape, raw.tobytes())
+    source, folder = tmp_path / "m.gguf", tmp_path / "converted"
+    source.write_bytes(gguf_bytes(metadata, tensors))
+    folder.mkdir()
+    heard: list[int] = []
+    tracemalloc.start()
+    try:
+        convert(source, folder, heard.append)
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    finally:
+        tracemalloc.stop()
+    assert 0.95 * source.stat().st_size < sum(heard) <= source.stat().st_size

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from kvd.settings import Daemon
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -14,6 +16,11 @@ class Policy:
     most: float
     limit: int
     window: float
+
+    @classmethod
+    def of(cls, daemon: Daemon) -> Policy:
+        """As configured."""
+        return cls(daemon.respawn_delay, daemon.respawn_delay_max, daemon.crash_limit, daemon.crash_window)
 
 
 class Crashes:

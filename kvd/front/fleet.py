@@ -58,7 +58,7 @@ class Fleet:
         """The slot of this model, with its folder as it is now."""
         slot = self._slots.get(model.name)
         if slot is None:
-            slot = self._slots[model.name] = Slot(model, Crashes(self._policy()), self.config.models.kv)
+            slot = self._slots[model.name] = Slot(model, Crashes(Policy.of(self.config.daemon)), self.config.models.kv)
         slot.model = model
         return slot
 
@@ -101,7 +101,7 @@ class Fleet:
             task = self._start(slot)
             await asyncio.wait({task})
             if task.cancelled():
-                raise self._not_loaded(slot)
+                raise _not_loaded(slot)
             task.result()
         return slot.describe()
 
@@ -132,7 +132,7 @@ class Fleet:
         """What changed live; loaded models keep how they were loaded."""
         self.config = config
         for slot in self.slots:
-            slot.crashes.policy = self._policy()
+            slot.crashes.policy = Policy.of(self.config.daemon)
 
     def kill(self) -> None:
         for worker in self._by_worker:
@@ -189,7 +189,7 @@ class Fleet:
         if session is None or session.stage is Stage.WAITING:
             return  # ended here already (its client is gone), or not a worker's to speak of
         if event.kind != "queued":
-            session.stage = Stage.RUNNING
+            session.stage, session.packed = Stage.RUNNING, b""
         if event.kind not in wire.TERMINAL:
             self._sessions.forward(session, header, event)
             return
@@ -220,7 +220,10 @@ class Fleet:
         self._loader.arrived(worker, problem)
         for session in list(slot.live.values()):
             slot.live.pop(session.id)
-            self._sessions.fail(session, problem)
+            if loss.reason != "stopped" and session.stage is Stage.SENT and not session.sent_again:
+                self._wait_again(slot, session)
+            else:
+                self._sessions.fail(session, problem)
         slot.gone.set()
         if slot.waiting and not self._closing:
             self._start(slot)
@@ -235,10 +238,6 @@ class Fleet:
 
     # inside
 
-    def _policy(self) -> Policy:
-        daemon = self.config.daemon
-        return Policy(daemon.respawn_delay, daemon.respawn_delay_max, daemon.crash_limit, daemon.crash_window)
-
     def _start(self, slot: Slot) -> asyncio.Task[None]:
         """The one task that loads this model; its failure ends every request that waits for it."""
         if slot.loading is None or slot.loading.done():
@@ -247,7 +246,7 @@ class Fleet:
         return slot.loading
 
     def _load_ended(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        problem = self._not_loaded(slot) if task.cancelled() else task.exception()
+        problem = _not_loaded(slot) if task.cancelled() else task.exception()
         if problem is None:
             return
         if not isinstance(problem, KvdError):
@@ -258,15 +257,17 @@ class Fleet:
         for session in list(slot.waiting):
             self._fail_waiting(slot, session, problem)
 
-    def _not_loaded(self, slot: Slot) -> Cancelled:
-        return Cancelled(f"loading {slot.model.name} was cancelled", model=slot.model.name)
-
     def _send(self, slot: Slot, session: Session) -> None:
         assert slot.worker is not None
         session.stage = Stage.SENT
         slot.live[session.id] = session
         slot.worker.send(Work(session.kind, session.id, session.packed))
-        session.packed = b""
+
+    def _wait_again(self, slot: Slot, session: Session) -> None:
+        """A request that the lost worker had not begun goes to the next one; once, in case it is what kills workers."""
+        session.stage, session.sent_again = Stage.WAITING, True
+        slot.waiting.append(session)
+        self._sessions.tell(session, "queued", {"position": len(slot.waiting) - 1})
 
     def _end(self, session: Session, kind: str, body: dict[str, Any]) -> None:
         slot = self._slots[session.model]
@@ -275,15 +276,8 @@ class Fleet:
         stats = body.get("stats")
         if kind == "done" and isinstance(stats, dict):
             stats["load_s"] = session.load_s
-            self._count(stats)
+            self._metrics.add_stats(stats)
         self._sessions.finish(session, kind, body, str(body.get("code", "error")) if kind == "error" else "done")
-
-    def _count(self, stats: dict[str, Any]) -> None:
-        for source in ("cached_memory", "cached_ssd", "computed"):
-            self._metrics.add(Count.PROMPT_TOKENS, source, int(stats.get(f"{source}_tokens") or 0))
-        self._metrics.add(Count.COMPLETION_TOKENS, n=int(stats.get("completion_tokens") or 0))
-        if reason := stats.get("miss_reason"):
-            self._metrics.add(Count.MISSES, str(reason))
 
     def _cancel(self, slot: Slot, session: Session, reason: str) -> None:
         if session.stage is Stage.WAITING:
@@ -308,3 +302,7 @@ class Fleet:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _not_loaded(slot: Slot) -> Cancelled:
+    return Cancelled(f"loading {slot.model.name} was cancelled", model=slot.model.name)

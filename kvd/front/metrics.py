@@ -42,6 +42,14 @@ class Metrics:
     def get(self, count: Count, label: str = "") -> int:
         return self._counts[count].get(label, 0)
 
+    def add_stats(self, stats: Mapping[str, Any]) -> None:
+        """What a request's `done` says of its tokens."""
+        for source in ("cached_memory", "cached_ssd", "computed"):
+            self.add(Count.PROMPT_TOKENS, source, int(stats.get(f"{source}_tokens") or 0))
+        self.add(Count.COMPLETION_TOKENS, n=int(stats.get("completion_tokens") or 0))
+        if reason := stats.get("miss_reason"):
+            self.add(Count.MISSES, str(reason))
+
     def snapshot(self, more: Mapping[Count, Mapping[str, int]]) -> list[dict[str, Any]]:
         """One map per counter that is not empty: name, label, help, values by label. `more` holds what is counted
         elsewhere (by the store's thread)."""

@@ -42,6 +42,8 @@ class Session:
     limit_s: float | None = None
     """the request's own time limit, where the front must watch it"""
     load_s: float = 0.0
+    sent_again: bool = False
+    """its first worker was lost before it began"""
     repeat: tuple[str, dict[str, Any]] = ("queued", {"position": 0})
     on_cancel: Callable[[str], None] | None = field(default=None)
     """told why: client gone, cancelled"""

@@ -37,6 +37,8 @@ MOST = 4096
 """asks that may wait; beyond it lookups find nothing and reservations are refused"""
 TEND_S = 2.0
 """between rounds of the store's own upkeep"""
+RETRY_S = 30.0
+"""between attempts to open a store that could not be opened"""
 UNAVAILABLE = "store_unavailable"
 T = TypeVar("T")
 
@@ -101,7 +103,7 @@ class StoreThread:
         self._runs: dict[int, int] = {}
         self._stats: dict[str, Any] = {}
         self._stats_at = 0.0
-        self._tend_at = 0.0
+        self._tend_at = self._retry_at = 0.0
         self._thread = threading.Thread(target=self._main, name="store", daemon=True)
         self._thread.start()
 
@@ -141,20 +143,27 @@ class StoreThread:
         await asyncio.to_thread(self._thread.join, timeout_s)
 
     def _main(self) -> None:
-        try:
-            self._store = self._open()
-            self._problem = ""
-        except (KvdError, OSError) as problem:
-            self._problem = str(problem)
-            self._counts[UNAVAILABLE] += 1
-            logger.error("store unavailable", problem=self._problem)
         while self._turn():
             self._refresh()
         if self._store is not None:
             self._store.close()
 
+    def _open_again(self) -> None:
+        """At the start, and from time to time while there is no store: its disk may come back."""
+        self._retry_at = time.monotonic() + RETRY_S
+        try:
+            self._store = self._open()
+            self._problem = ""
+        except (KvdError, OSError) as problem:
+            if str(problem) != self._problem:
+                logger.error("store unavailable", problem=str(problem))
+            self._problem = str(problem)
+            self._counts[UNAVAILABLE] += 1
+
     def _turn(self) -> bool:
         """Everything that is waiting: first in order, then one commit for all shards written. False at the end."""
+        if self._store is None and time.monotonic() >= self._retry_at:
+            self._open_again()
         written: list[tuple[Asker, Written]] = []
         going = True
         for item in self._take():

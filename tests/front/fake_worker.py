@@ -4,6 +4,7 @@
     slow N SECONDS   the same with pauses              abort         die by SIGABRT
     mute             no event at all until cancelled
     flood N SIZE     N texts of SIZE characters        stuck         beat as if one step never ended
+    die              die before any event
     exit STATUS      leave without a word              stop          SIGSTOP oneself
     store N          reserve, write, commit N blocks, then done with what is stored
 """
@@ -115,7 +116,11 @@ class FakeWorker:
         words = str(body.get("prompt", "say 1")).split()
         text = ""
         match words:
-            case ["abort"]:
+            case ["abort" | "exit" | "stop" | "stuck" | "hold", *_]:
+                self.event("progress", work.id, done=1, total=2, cached=0)
+                time.sleep(0.1)
+        match words:
+            case ["abort"] | ["die"]:
                 os.abort()
             case ["exit", status]:
                 os._exit(int(status))
@@ -127,7 +132,6 @@ class FakeWorker:
             case ["mute"]:
                 self.live[work.id].wait()
             case ["hold"]:
-                self.event("progress", work.id, done=1, total=2, cached=0)
                 self.live[work.id].wait()
             case ["say", n]:
                 text = self.say(work.id, int(n), 1, 0.0)

@@ -197,6 +197,29 @@ def test_without_a_store_serving_goes_on_and_status_says_why(problem: Exception)
     with_store(problem, test)
 
 
+def test_a_store_whose_disk_comes_back_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storethread, "RETRY_S", 0.0)
+    attempts: list[Any] = [OSError(2, "No such file"), FakeStore()]
+
+    def open_store() -> FakeStore:
+        found = attempts.pop(0)
+        if isinstance(found, OSError):
+            raise found
+        assert isinstance(found, FakeStore)
+        return found
+
+    async def main() -> None:
+        thread, worker = StoreThread(open_store), Worker()
+        while attempts:
+            thread.ask(worker, LOOKUP.encode())
+            await worker.next()
+        assert await thread.do(lambda s: s.stats()) == {"blocks": 3, "counters": {"lookups": 2}}
+        assert thread.status()["available"] and "problem" not in thread.status()
+        await thread.close(10)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_what_a_lost_worker_had_reserved_is_abandoned() -> None:
     store = FakeStore()
 

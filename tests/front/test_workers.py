@@ -43,6 +43,21 @@ def test_requests_of_a_worker_that_ends_get_an_error_and_the_next_one_works(
     works_again(client)
 
 
+def test_requests_the_lost_worker_had_not_begun_go_to_the_next_one_unharmed(shared: Daemon, client: Client) -> None:
+    waiting = client.ask("generate", {"prompt": "mute"}, "demo")
+    aborting = client.ask("generate", {"prompt": "abort"}, "demo")
+    lost(client.results({aborting})[aborting], "signal")
+    until(lambda: shared.model()["state"] == "loaded", "the next worker")
+    client.ask("cancel", {"id": waiting})
+    assert client.results({waiting})[waiting].body["choices"][0]["finish_reason"] == "cancelled"
+
+
+def test_a_request_that_kills_two_workers_before_it_begins_ends(shared: Daemon, client: Client) -> None:
+    before = shared.count("kvd_workers_total", "signal")
+    lost(client.result(client.ask("generate", {"prompt": "die"}, "demo")), "signal")
+    assert shared.count("kvd_workers_total", "signal") == before + 2
+
+
 def test_a_worker_killed_from_outside_is_noticed(shared: Daemon, client: Client) -> None:
     held = client.ask("generate", {"prompt": "hold"}, "demo")
     client.wait_for(held, "progress")

@@ -18,25 +18,33 @@ from kvd.cache.softmax import softmax_parts
 
 @dataclass(frozen=True, slots=True)
 class PagedTails:
-    """Blocks of several rows, padded to the longest: block ids [rows, n] and which of their rows are valid."""
+    """Own rows of several batch rows, in pieces of `grain` rows of the pool, padded to the longest."""
 
-    blocks: mx.array
+    grains: mx.array
+    """[rows, n]: which pieces"""
     mask: mx.array
-    """[1, 1, rows, 1, n * B] additive float32"""
+    """[1, 1, rows, 1, n * grain] additive float32"""
+    grain: int
 
     @staticmethod
-    def of(bundle: Bundle, block_size: int) -> PagedTails | None:
-        longest = max((len(tail) for tail in bundle.tails), default=0)
+    def of(bundle: Bundle, block_size: int, grain: int | None = None) -> PagedTails | None:
+        """None where the bundle has no tails. grain: a divisor of the block size (default: whole blocks)."""
+        size = grain or block_size
+        per = block_size // size
+        longest = max((-(-rows // size) for rows in bundle.lengths), default=0)
         if not longest:
             return None
-        padded = [[*tail, *[tail[-1] if tail else 0] * (longest - len(tail))] for tail in bundle.tails]
-        valid = mx.arange(longest * block_size)[None] < mx.array(bundle.lengths)[:, None]
+        padded = []
+        for tail, rows in zip(bundle.tails, bundle.lengths, strict=True):
+            used = [tail[i // per] * per + i % per for i in range(-(-rows // size))]
+            padded.append(used + [used[-1]] * (longest - len(used)))
+        valid = mx.arange(longest * size)[None] < mx.array(bundle.lengths)[:, None]
         mask = mx.where(valid, 0.0, -mx.inf).astype(mx.float32)
-        return PagedTails(mx.array(padded, dtype=mx.uint32), mask[None, None, :, None, :])
+        return PagedTails(mx.array(padded, dtype=mx.uint32), mask[None, None, :, None, :], size)
 
-    def table(self, kv_heads: int, pool_blocks: int) -> mx.array:
-        """Indices of (head, block) in the pool seen as [kv_heads * blocks, B, width]: [rows, n, kv_heads]."""
-        return self.blocks[..., None] + mx.arange(kv_heads, dtype=mx.uint32) * pool_blocks
+    def table(self, kv_heads: int, pool_rows: int) -> mx.array:
+        """Indices into the pool seen as [kv_heads * pieces, grain, width]: [rows, n, kv_heads]."""
+        return self.grains[..., None] + mx.arange(kv_heads, dtype=mx.uint32) * (pool_rows // self.grain)
 
 
 def attend_bundle(
@@ -53,9 +61,10 @@ def attend_bundle(
     grouped = (queries * scale).reshape(rows, kv_heads, repeats, dim)
     folded = grouped.transpose(1, 0, 2, 3).reshape(1, kv_heads, rows * repeats, dim)
     scores = [k.scores(folded, piece) for piece in shared]
-    table = tails.table(kv_heads, pool_rows // k.block_size) if tails is not None else None
-    if tails is not None and table is not None:
-        own = k.paged_scores(grouped[:, None], table)
+    table = None
+    if tails is not None:
+        table = tails.table(kv_heads, pool_rows)
+        own = k.paged_scores(grouped[:, None], table, tails.grain)
         scores.append(_to_columns(own, rows, kv_heads, repeats, tails.mask))
     joined = scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
     weights, total = softmax_parts(joined)
@@ -66,8 +75,9 @@ def attend_bundle(
         out = part if out is None else out + part
         at += piece.rows
     result = None if out is None else _rows_first(out, rows, kv_heads, repeats)
-    if table is not None:
-        mixed = v.paged_mix(_to_blocks(weights[..., at:], rows, kv_heads, repeats, k.block_size), table).sum(axis=1)
+    if tails is not None and table is not None:
+        columns = _to_pieces(weights[..., at:], rows, kv_heads, repeats, tails.grain)
+        mixed = v.paged_mix(columns, table, tails.grain).sum(axis=1)
         result = mixed if result is None else result + mixed
     assert result is not None
     if total is not None:
@@ -87,9 +97,9 @@ def _to_columns(own: mx.array, rows: int, kv_heads: int, repeats: int, mask: mx.
     return masked.reshape(1, kv_heads, rows * repeats, -1)
 
 
-def _to_blocks(weights: mx.array, rows: int, kv_heads: int, repeats: int, block_size: int) -> mx.array:
+def _to_pieces(weights: mx.array, rows: int, kv_heads: int, repeats: int, grain: int) -> mx.array:
     """Inverse of `_to_columns`."""
-    return weights.reshape(kv_heads, rows, repeats, -1, block_size).transpose(1, 3, 0, 2, 4)
+    return weights.reshape(kv_heads, rows, repeats, -1, grain).transpose(1, 3, 0, 2, 4)
 
 
 def _rows_first(out: mx.array, rows: int, kv_heads: int, repeats: int) -> mx.array:

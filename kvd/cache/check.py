@@ -8,7 +8,7 @@ precision on a view that starts inside its array, where its length is a multiple
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ from kvclient.errors import UnsupportedModel
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.layout import KVLayout, LayerKV
 from kvd.cache.paged import PagedCache, forward
-from kvd.cache.paths import CPU_TABLE_FROM, Paths
+from kvd.cache.paths import CPU_GRAIN, CPU_TABLE_BATCH, CPU_TABLE_FROM, Paths
 from kvd.cache.plan import Bundle, Piece
 from kvd.cache.pool import KVPool
 from kvd.cache.side import Side
@@ -64,12 +64,17 @@ def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> R
             f"{architecture} does not give its own results with the paged cache: {reason}",
             architecture=architecture, reason=reason,
         )
-    on_cpu = mx.default_device() == mx.Device(mx.cpu)
-    paths = Paths(
-        view=ok["view"], table=ok["table"], fold=ok["fold"], opaque=ok["opaque"],
-        table_from=CPU_TABLE_FROM if on_cpu and layout.dtype == "float32" else None,
-    )  # fmt: skip
-    return Report(paths, tuple(found))
+    paths = preferences(layout.dtype, block_size)
+    found_ok = replace(paths, view=ok["view"], table=ok["table"], fold=ok["fold"], opaque=ok["opaque"])
+    return Report(found_ok, tuple(found))
+
+
+def preferences(dtype: str, block_size: int) -> Paths:
+    """What is fastest on this device, where it works (`tools/bench attention`)."""
+    if mx.default_device() != mx.Device(mx.cpu) or dtype != "float32":
+        return Paths()
+    grain = CPU_GRAIN if block_size % CPU_GRAIN == 0 else None
+    return Paths(table_from=CPU_TABLE_FROM, table_batch=CPU_TABLE_BATCH, grain=grain)
 
 
 def query_heads(model: Any, layout: KVLayout) -> int:
@@ -114,11 +119,11 @@ def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int) -> l
     first = _reference(queries[:1], k, v, [prefix], scale)
     folded = Bundle((0, 1), (prefix,), tails, own)
     scattered = Bundle((0, 1), (), ((1, 2, 3), (1, 2, 5)), tuple(2 * block_size + n for n in own))
-    limit = TOLERANCE[dtype]
+    limit, grain = TOLERANCE[dtype], preferences(dtype, block_size).grain
     return [
         _compare("view", limit, first, lambda: _one(queries[:1], k, v, prefix, scale)),
-        _compare("fold", limit, expected, lambda: _bundle(queries, k, v, folded, scale)),
-        _compare("table", limit, expected, lambda: _bundle(queries, k, v, scattered, scale)),
+        _compare("fold", limit, expected, lambda: _bundle(queries, k, v, folded, scale, block_size, None)),
+        _compare("table", limit, expected, lambda: _bundle(queries, k, v, scattered, scale, block_size, grain)),
     ]
 
 
@@ -128,8 +133,10 @@ def _one(queries: mx.array, k: Side, v: Side, piece: Piece, scale: float) -> mx.
     return attend_bundle(queries, k, v, [piece], None, scale)
 
 
-def _bundle(queries: mx.array, k: Side, v: Side, bundle: Bundle, scale: float) -> mx.array:
-    return attend_bundle(queries, k, v, bundle.shared, PagedTails.of(bundle, k.block_size), scale)
+def _bundle(
+    queries: mx.array, k: Side, v: Side, bundle: Bundle, scale: float, block_size: int, grain: int | None
+) -> mx.array:
+    return attend_bundle(queries, k, v, bundle.shared, PagedTails.of(bundle, block_size, grain), scale)
 
 
 def _reference(queries: mx.array, k: Side, v: Side, read: Sequence[Piece], scale: float) -> mx.array:

@@ -1,4 +1,4 @@
-"""Which attention paths are used. Decided at load by `kvd.cache.check`: devices differ in what they get right."""
+"""Which attention paths are used. Decided at load by `kvd.cache.check`, since devices differ."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ class Paths:
     fold: rows that share a prefix in one product (their tails need `table`); else each row alone.
     opaque: the architecture takes opaque keys; else decode is one sequence at a time and runs are put together.
     table_from: rows of a single run from which the block table is faster than the fused view; None: never.
+    table_batch: rows of a decode batch from which it is faster for all of them; None: never.
+    grain: rows that the block table is read in; None: whole blocks.
     """
 
     view: bool = True
@@ -19,16 +21,26 @@ class Paths:
     fold: bool = True
     opaque: bool = True
     table_from: int | None = None
+    table_batch: int | None = None
+    grain: int | None = None
 
-    def prefers_table(self, rows: int, runs: int) -> bool:
-        """How one row with `rows` rows of KV in `runs` runs attends: a choice that does not depend on its batch, so
-        that a sequence gives the same bits alone and in company."""
+    def prefers_table(self, rows: int, runs: int, batch: int) -> bool:
+        """How a sequence of `rows` rows in `runs` runs attends in a decode batch of `batch`."""
         if not self.table:
             return False
-        return runs > 1 or not self.view or (self.table_from is not None and rows >= self.table_from)
+        if runs > 1 or not self.view:
+            return True
+        long = self.table_from is not None and rows >= self.table_from
+        return long or (self.table_batch is not None and batch >= self.table_batch)
 
 
 CPU_TABLE_FROM = 1024
 """On the CPU backend fused attention multiplies every query head by itself; the block table takes the heads of a group
-together and blocks that fit the cache: 0.4 against 0.66 ms a layer at 2,048 rows, 1.6 against 3.5 at 8,192
-(`tools/bench attention`). Below, both are microseconds, and the fused one gives mlx-lm's own bits."""
+together, in pieces that fit the cache: 0.4 against 0.66 ms a layer at 2,048 rows, 1.6 against 3.5 at 8,192. Below, both
+are microseconds, and the fused one gives mlx-lm's own bits."""
+CPU_TABLE_BATCH = 4
+"""Per layer, 16 rows of 300: 0.96 ms through the table, 1.37 row by row; 8 of 100: 0.21 against 0.39; 2 of 100: 0.20
+against 0.09."""
+CPU_GRAIN = 128
+"""Whole blocks of 256 waste half of what they read of short rows: 16 x 300 rows 1.35 ms against 0.96; longer rows take
+the same time either way."""

@@ -80,7 +80,7 @@ def bundles(views: Sequence[View], block_size: int, paths: Paths) -> list[Bundle
     scattered: list[int] = []
     for i in alone:
         whole = pieces(views[i].table, block_size, 0, views[i].rows)
-        if paths.prefers_table(views[i].rows, len(whole)):
+        if paths.prefers_table(views[i].rows, len(whole), len(alone)):
             scattered.append(i)
         else:
             found.append(Bundle((i,), whole))

@@ -157,8 +157,8 @@ class KVPool:
         for part, array in zip(self.parts, self.arrays, strict=True):
             sides.setdefault((part.layer, part.side), []).append(array)
         layers = list(enumerate(self.layout.layers))
-        self.k = [Side(tuple(sides[i, "k"]), layer.k, self.block_size) for i, layer in layers]
-        self.v = [Side(tuple(sides[i, "v"]), layer.v, self.block_size) for i, layer in layers]
+        self.k = [Side(tuple(sides[i, "k"]), layer.k) for i, layer in layers]
+        self.v = [Side(tuple(sides[i, "v"]), layer.v) for i, layer in layers]
 
 
 def _zeros(part: Part, rows: int) -> mx.array:

@@ -19,7 +19,6 @@ class Side:
 
     parts: Parts
     precision: Precision
-    block_size: int
 
     def view(self, piece: Piece) -> Parts:
         return tuple(part[..., piece.start : piece.stop, :] for part in self.parts)
@@ -48,13 +47,16 @@ class Side:
         """[1, kv_heads, M, T] x the rows of a piece -> [1, kv_heads, M, dim]."""
         return self._product(weights, self.view(piece), transpose=False)
 
-    def paged_scores(self, queries: mx.array, table: mx.array) -> mx.array:
-        """[rows, 1, kv_heads, G, dim] over the blocks of `table` [rows, n, kv_heads] -> [rows, n, kv_heads, G, B]."""
-        return self._gathered(queries, table, transpose=True)
+    def paged_scores(self, queries: mx.array, table: mx.array, grain: int) -> mx.array:
+        """[rows, 1, kv_heads, G, dim] over the pieces of `table` [rows, n, kv_heads] -> [rows, n, kv_heads, G, grain].
 
-    def paged_mix(self, weights: mx.array, table: mx.array) -> mx.array:
-        """[rows, n, kv_heads, G, B] over the blocks of `table` -> [rows, n, kv_heads, G, dim]."""
-        return self._gathered(weights, table, transpose=False)
+        The pool is seen as [kv_heads * pieces, grain, width]; nothing is copied.
+        """
+        return self._gathered(queries, table, grain, transpose=True)
+
+    def paged_mix(self, weights: mx.array, table: mx.array, grain: int) -> mx.array:
+        """[rows, n, kv_heads, G, grain] over the pieces of `table` -> [rows, n, kv_heads, G, dim]."""
+        return self._gathered(weights, table, grain, transpose=False)
 
     def _product(self, left: mx.array, rows: Parts, transpose: bool) -> mx.array:
         if self.precision.native:
@@ -65,8 +67,8 @@ class Side:
             left, words, scales, biases, transpose=transpose, group_size=group, bits=bits
         )
 
-    def _gathered(self, left: mx.array, table: mx.array, transpose: bool) -> mx.array:
-        blocks = [part.reshape(-1, self.block_size, part.shape[-1]) for part in self.parts]
+    def _gathered(self, left: mx.array, table: mx.array, grain: int, transpose: bool) -> mx.array:
+        blocks = [part.reshape(-1, grain, part.shape[-1]) for part in self.parts]
         if self.precision.native:
             right = blocks[0].swapaxes(-1, -2) if transpose else blocks[0]
             return mx.gather_mm(left, right, rhs_indices=table)

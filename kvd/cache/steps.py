@@ -38,7 +38,7 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int
     table, rows = views[0].table, views[0].rows
     written = pieces(table, size, rows - new, rows)
     read = pieces(table, size, 0, rows)
-    plain = len(read) == 1 and cache.layout.native and not cache.paths.prefers_table(rows, 1)
+    plain = len(read) == 1 and cache.layout.native and not cache.paths.prefers_table(rows, 1, 1)
     if count == 1 and cache.paths.opaque and not plain:
         return BundledStep(cache.pool, cache.paths, views, offsets, new)
     return SingleStep(cache.pool, offsets[0], written, read)
@@ -105,7 +105,7 @@ class BundledStep:
         self._written = Piece(at[0], at[0] + 1) if len(at) == 1 else mx.array(at)
         self._new = new
         plan = bundles(views, size, paths)
-        self._bundles = [(bundle, PagedTails.of(bundle, size)) for bundle in plan]
+        self._bundles = [(bundle, PagedTails.of(bundle, size, paths.grain)) for bundle in plan]
         order = [row for bundle in plan for row in bundle.rows]
         self._back = None if order == sorted(order) else mx.array([order.index(row) for row in range(len(order))])
         self._fused = pool.layout.native and paths.view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -10,10 +11,10 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from kvclient.errors import UnsupportedModel
 from kvd.cache import check as checks
-from kvd.cache.check import check, check_device
+from kvd.cache.check import check, check_device, preferences
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.layout import KVLayout, LayerKV, Precision
-from kvd.cache.paths import CPU_TABLE_FROM, Paths
+from kvd.cache.paths import Paths
 from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step_batch, stock_logits
 
 
@@ -21,7 +22,7 @@ from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step
 def test_usual_architectures_pass_every_check(family):
     net = model(family)
     report = check(net, inspect_layout(net), BLOCK, family)
-    assert report.paths == Paths(table_from=CPU_TABLE_FROM) and report.batchable
+    assert report.paths == preferences("float32", BLOCK) and report.batchable
     assert {item.path for item in report.checks} == {"view", "fold", "table", "run", "opaque"}
 
 
@@ -44,13 +45,17 @@ def test_a_path_that_gives_nan_is_switched_off_with_its_reason(monkeypatch):
     monkeypatch.setattr(checks, "attend_view", broken)
     net = model()
     report = check(net, inspect_layout(net), BLOCK, "llama")
-    assert report.paths == Paths(view=False, table_from=CPU_TABLE_FROM)
+    assert report.paths == replace(preferences("float32", BLOCK), view=False)
     assert next(item for item in report.checks if item.path == "view").reason
 
 
-@pytest.mark.parametrize(
-    "paths", [Paths(view=False), Paths(fold=False), Paths(table=False), Paths(opaque=False), Paths(table_from=1)]
-)
+VARIANTS = [
+    Paths(view=False), Paths(fold=False), Paths(table=False), Paths(opaque=False), Paths(table_from=1),
+    Paths(table_batch=2, grain=BLOCK // 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("paths", VARIANTS)
 def test_without_a_path_results_are_the_same(paths):
     net = model()
     cache = new_cache(net)

@@ -13,9 +13,11 @@ from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, same
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("lengths", [(5, 9), (3, 40, 17), (8, 16, 24, 7, 1, 33, 2, 50)])
-def test_strangers_of_unequal_length_decode_together(family, lengths):
+@pytest.mark.parametrize("paths", [Paths(), Paths(table_batch=1, grain=BLOCK // 4)], ids=["view", "table"])
+def test_strangers_of_unequal_length_decode_together(family, lengths, paths):
     net = model(family)
     cache = new_cache(net, blocks=128)
+    cache.paths = paths
     prompts = [prompt(length, seed=i) for i, length in enumerate(lengths)]
     sequences = [ask(net, cache, tokens)[1] for tokens in prompts]
     answers = [prompt(12, seed=100 + i) for i in range(len(lengths))]
@@ -88,7 +90,7 @@ def test_a_sequence_in_many_runs_decodes_like_one_in_a_single_run(paths):
 def test_a_row_gives_the_same_bits_alone_and_in_company():
     net = model()
     prompts = [prompt(length, seed=i) for i, length in enumerate((30, 55, 9))]
-    for paths in (Paths(), Paths(table_from=1)):
+    for paths in (Paths(), Paths(table_from=1), Paths(table_from=1, grain=BLOCK // 2)):
         rows = []
         for members in ([0], [1], [2], [0, 1, 2]):
             cache = new_cache(net)

@@ -1,0 +1,108 @@
+"""Verbs against a running daemon (with a worker that only pretends)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvd.cli import main as cli
+from tests.front.support import Daemon, daemon, until
+
+Shown = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    with daemon(models=("demo", "other")) as made:
+        monkeypatch.setenv("KVD_HOME", str(made.home))
+        monkeypatch.delenv("KVD_SOCKET", raising=False)
+        monkeypatch.delenv("KVD_AUTOSTART", raising=False)
+        yield made
+
+
+def test_load_shows_in_status_top_and_models_until_unload(running: Daemon, capsys: Shown) -> None:
+    assert cli.main(["load", "demo", "--pin", "--ttl", "30m"]) == 0
+    assert "demo loaded" in capsys.readouterr().out
+    for words in (["status"], ["models"], ["top", "--once", "--every", "10ms"]):
+        assert cli.main(words) == 0
+        shown = capsys.readouterr().out
+        assert "loaded" in shown and "not loaded" in shown, words
+    assert cli.main(["models", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["demo"]["state"], rows["demo"]["pinned"], rows["demo"]["ttl_s"]) == ("loaded", True, 1800.0)
+    assert cli.main(["unload", "demo"]) == 0
+    assert running.model()["state"] == "not loaded"
+
+
+def test_a_live_request_is_shown_with_its_id(running: Daemon, capsys: Shown) -> None:
+    with running.client() as client:
+        id = client.ask("generate", {"prompt": "hold"}, "demo")
+        until(lambda: running.status()["requests"], "the request runs")
+        assert cli.main(["status"]) == 0
+        assert id[:12] in capsys.readouterr().out
+
+
+def test_warm_sends_what_kv_would_and_reports(running: Daemon, capsys: Shown, tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text("A manual.")
+    assert cli.main(["warm", "demo", str(document), "--ttl", "7d"]) == 0
+    assert "tokens" in capsys.readouterr().out
+    assert running.count("kvd_requests_total", "warm") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "said"),
+    [
+        (b"caf\xe9", ["warm", "demo", "FILE"], "not UTF-8 (byte 3)"),
+        (b"", ["explain", "demo", "FILE"], "nothing to read"),
+        (b"x", ["warm", "demo", "FILE", "--raw", "-s", "S"], "--raw takes no --system"),
+        (b"x", ["warm", "nosuch", "FILE"], "no model named 'nosuch'"),
+        (b"x", ["explain", "demo", "/none.txt"], "/none.txt"),
+        (b"x", ["load", "nosuch"], "nosuch"),
+    ],
+)
+def test_bad_input_is_one_line_and_65(
+    running: Daemon, capsys: Shown, tmp_path: Path, content: bytes, words: list[str], said: str
+) -> None:
+    file = tmp_path / "doc"
+    file.write_bytes(content)
+    assert cli.main([str(file) if word == "FILE" else word for word in words]) == 65
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert len(shown.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["stats", "ls", "verify", "gc", "rebuild"])
+def test_cache_verbs_ask_the_daemon(running: Daemon, capsys: Shown, verb: str) -> None:
+    until(lambda: running.status()["store"]["available"], "the store is open")
+    assert cli.main(["cache", verb]) == 0
+    assert capsys.readouterr().out.strip()
+    assert cli.main(["cache", "pin", "abcdef"]) == 65
+    assert running.count("kvd_requests_total", "cache") == 2
+
+
+def test_reload_says_what_changed_and_what_waits_for_a_restart(running: Daemon, capsys: Shown) -> None:
+    (running.home / "kvd.toml").write_text('[store]\nlimit = "1 GiB"\n[cache]\nblock_size = 64\n')
+    assert cli.main(["config", "reload"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["store.limit changed", "cache.block_size needs a restart"]
+    assert cli.main(["config", "reload"]) == 0
+    (running.home / "kvd.toml").write_text("[store]\nlimt = 1\n")
+    assert cli.main(["config", "reload"]) == 65
+    assert "did you mean store.limit" in capsys.readouterr().err
+
+
+def test_a_second_daemon_is_refused_with_the_pid_of_the_first(running: Daemon, capsys: Shown) -> None:
+    assert cli.main(["serve"]) == 75
+    assert str(running.process.pid) in capsys.readouterr().err
+
+
+def test_stop_waits_until_it_is_gone_and_a_second_stop_is_no_error(running: Daemon, capsys: Shown) -> None:
+    assert cli.main(["stop"]) == 0
+    assert "stopped" in capsys.readouterr().out
+    assert running.process.wait(5) == 0
+    assert cli.main(["stop", "--now"]) == 0
+    assert "not running" in capsys.readouterr().err
+    assert cli.main(["status"]) == 69

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rig.daemon import Daemon, demo_models, short_home
 
 from kvclient import Client
+from rig.daemon import Daemon, demo_models, short_home
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from rig.daemon import Daemon
 
 from kvclient import Client, TokenLogprob
+from rig.daemon import Daemon
 from tests.e2e.asking import ask, ids
 
 B = 256

@@ -19,12 +19,19 @@ class Child:
     """`benches.children.<name>` with `arguments`, the BLAS of the workers in front of MLX and one thread."""
 
     def __init__(self, name: str, *arguments: str, home: Path) -> None:
-        env = {**os.environ, "PYTHONPATH": str(TOOLS), "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1")}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(TOOLS),
+            "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1"),
+        }
         if library := blas.preload(home):
             env["LD_PRELOAD"] = str(library)
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"benches.children.{name}", *arguments],
-            env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def ask(self, **request: Any) -> dict[str, Any]:
@@ -40,7 +47,9 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(30)

@@ -17,5 +17,13 @@ def run() -> list[Row]:
         for position in POSITIONS:
             found = child.ask(what="decode", position=position, pairs=PAIRS)
             rows.append(row(f"decode step at {position}: seconds", found["ours"], "s", baseline=found["stock"]))
-            rows.append(row(f"decode step at {position}: median ratio of {PAIRS} pairs", found["ratio"], "ratio", bar="<= 1.03", of="value"))
+            rows.append(
+                row(
+                    f"decode step at {position}: median ratio of {PAIRS} pairs",
+                    found["ratio"],
+                    "ratio",
+                    bar="<= 1.03",
+                    of="value",
+                )
+            )
     return rows

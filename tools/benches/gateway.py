@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benches.rows import Row, row
-
 from kvclient.aio import AsyncClient
 
 ROOT = Path(__file__).resolve().parents[2]

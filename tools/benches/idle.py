@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import psutil
+
 from benches.rows import Row, row
 from rig.daemon import Daemon, demo_models, short_home
 

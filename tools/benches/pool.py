@@ -16,6 +16,18 @@ def run() -> list[Row]:
         small = child.ask(what="growth", blocks=SMALL, steps=STEPS)
         large = child.ask(what="growth", blocks=LARGE, steps=STEPS)
     return [
-        row(f"decode step, pool of {LARGE} blocks against {SMALL}", large["seconds"], "s", baseline=small["seconds"], bar="<= 1.10"),
-        row("peak bytes beyond the pool against the small pool's", large["extra_bytes"], "B", baseline=small["extra_bytes"], bar="<= 1.10"),
+        row(
+            f"decode step, pool of {LARGE} blocks against {SMALL}",
+            large["seconds"],
+            "s",
+            baseline=small["seconds"],
+            bar="<= 1.10",
+        ),
+        row(
+            "peak bytes beyond the pool against the small pool's",
+            large["extra_bytes"],
+            "B",
+            baseline=small["extra_bytes"],
+            bar="<= 1.10",
+        ),
     ]

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benches.child import Child
-from benches.rows import Row, row
-from rig.daemon import Daemon, demo_models, short_home
 from tokenizers import Tokenizer
 
+from benches.child import Child
+from benches.rows import Row, row
 from kvclient import Client
+from rig.daemon import Daemon, demo_models, short_home
 
 LENGTHS = {2048: ("<= 0.016667", "<= 0.025"), 4096: ("<= 0.005", "<= 0.0125")}
 """tokens: (bar of a repeat, bar after a restart), as fractions of cold"""
@@ -25,7 +25,9 @@ CHUNK = 512
 def real_text_ids(models: Path, length: int) -> list[int]:
     """`length` token ids of the project's own sources: real text, always at hand."""
     root = Path(__file__).resolve().parents[2]
-    text = "\n".join(path.read_text() for path in sorted(root.glob("kvd/**/*.py")) + sorted(root.glob("kvclient/**/*.py")))
+    text = "\n".join(
+        path.read_text() for path in sorted(root.glob("kvd/**/*.py")) + sorted(root.glob("kvclient/**/*.py"))
+    )
     ids: list[int] = Tokenizer.from_file(str(models / "demo" / "tokenizer.json")).encode(text).ids
     if len(ids) < length:
         raise RuntimeError(f"only {len(ids)} tokens of text for a prompt of {length}")
@@ -37,7 +39,9 @@ def ask(client: Client, ids: list[int]) -> tuple[float, dict[str, Any]]:
     begin = time.perf_counter()
     first = None
     stats: dict[str, Any] = {}
-    for event in client.stream("demo", tokens=ids, max_tokens=8, temperature=0.0, durable_wait_ms=20_000, logit_bias={0: -100.0, 2: -100.0}):
+    for event in client.stream(
+        "demo", tokens=ids, max_tokens=8, temperature=0.0, durable_wait_ms=20_000, logit_bias={0: -100.0, 2: -100.0}
+    ):
         if first is None and event.kind in ("text", "reasoning", "done"):
             first = time.perf_counter() - begin
         if event.kind == "done":
@@ -52,7 +56,7 @@ def at_length(length: int, models: Path, repeat_bar: str, restart_bar: str) -> l
     with short_home(models) as home, Daemon(home) as daemon, Child("stock", str(models / "demo"), home=home) as stock:
         with daemon.client() as client:
             client.load("demo")
-            ask(client, ids[: 64])  # warm the process, not the prompt: a different first token follows
+            ask(client, ids[:64])  # warm the process, not the prompt: a different first token follows
             ids = [ids[0] + 1, *ids[1:]]
             cold, cold_stats = ask(client, ids)
             repeats = [ask(client, ids) for _ in range(ROUNDS)]
@@ -74,11 +78,36 @@ def at_length(length: int, models: Path, repeat_bar: str, restart_bar: str) -> l
     return [
         row(f"{length}: cold", cold, "s", stats=[cold_stats]),
         row(f"{length}: repeated", repeat, "s", baseline=cold, bar=repeat_bar, stats=[s for _, s in repeats]),
-        row(f"{length}: repeated, computed", max(s["computed_tokens"] for _, s in repeats), "tokens", bar="== 1", of="value"),
+        row(
+            f"{length}: repeated, computed",
+            max(s["computed_tokens"] for _, s in repeats),
+            "tokens",
+            bar="== 1",
+            of="value",
+        ),
         row(f"{length}: restarted", restart, "s", baseline=cold, bar=restart_bar, stats=[s for _, s in restarts]),
-        row(f"{length}: restarted, computed", max(s["computed_tokens"] for _, s in restarts), "tokens", bar="== 1", of="value"),
-        row(f"{length}: last 10 % changed, against mlx-lm", tail_s, "s", baseline=statistics.median(stock_seconds), bar="<= 1.10", stats=[s for _, s in changed]),
-        row(f"{length}: last 10 % changed, computed", max(s["computed_tokens"] for _, s in changed), "tokens", bar=f"== {length - kept}", of="value"),
+        row(
+            f"{length}: restarted, computed",
+            max(s["computed_tokens"] for _, s in restarts),
+            "tokens",
+            bar="== 1",
+            of="value",
+        ),
+        row(
+            f"{length}: last 10 % changed, against mlx-lm",
+            tail_s,
+            "s",
+            baseline=statistics.median(stock_seconds),
+            bar="<= 1.10",
+            stats=[s for _, s in changed],
+        ),
+        row(
+            f"{length}: last 10 % changed, computed",
+            max(s["computed_tokens"] for _, s in changed),
+            "tokens",
+            bar=f"== {length - kept}",
+            of="value",
+        ),
         row(f"{length}: last 10 % changed, against cold", tail_s, "s", baseline=cold),
     ]
 

@@ -34,10 +34,19 @@ def _front() -> float:
 def run() -> list[Row]:
     kv = str(Path(sys.executable).parent / "kv")
     version, bare = paired(lambda: _seconds(kv, "--version"), lambda: _seconds(sys.executable, "-c", ""), ROUNDS)
-    imported, _ = paired(lambda: _seconds(sys.executable, "-c", "import kvclient; kvclient.Client"), lambda: 0.0, ROUNDS)
+    imported, _ = paired(
+        lambda: _seconds(sys.executable, "-c", "import kvclient; kvclient.Client"), lambda: 0.0, ROUNDS
+    )
     front = statistics.median(_front() for _ in range(5))
     return [
-        row("kv --version", statistics.median(version), "s", baseline=statistics.median(bare), bar="<= 0.150", of="value"),
+        row(
+            "kv --version",
+            statistics.median(version),
+            "s",
+            baseline=statistics.median(bare),
+            bar="<= 0.150",
+            of="value",
+        ),
         row("import kvclient", statistics.median(imported), "s", baseline=statistics.median(bare)),
         row("front: start to first status", front, "s", bar="<= 1.0", of="value"),
     ]

@@ -31,6 +31,7 @@ from kvd.front.spawn import WORKER
 from kvd.front.storethread import StoreLike, StoreThread
 from kvd.front.verbs import Services
 from kvd.front.warmup import warm_up
+from kvd.front.watch import Watch
 from kvd.home import Home, Lock, check_owner
 from kvd.models import blas
 from kvd.store.store import Store
@@ -85,7 +86,7 @@ class _Front:
         server = Server(context, self._config.socket, raise_limit(), dispatch.message, sessions.gone, metrics)
         sessions.server = server
         stop.install(self._hang_up)
-        ticker = asyncio.create_task(_tick(fleet, sessions))
+        ticker = asyncio.create_task(_tick(Watch(fleet, sessions)))
         warming = asyncio.create_task(warm_up(self._config.socket, self._config.warm.prompts))
         logger.info("ready", pid=os.getpid(), socket=str(self._config.socket), budget_bytes=ledger.budget)
         drain_s = await stop.wait()
@@ -127,12 +128,10 @@ class _Front:
             logger.error("reload refused", problem=problem.message)
 
 
-async def _tick(fleet: Fleet, sessions: Sessions) -> None:
+async def _tick(watch: Watch) -> None:
     while True:
         await asyncio.sleep(TICK_S)
-        now = time.monotonic()
-        fleet.tick(now)
-        sessions.beat(now)
+        watch.tick(time.monotonic())
 
 
 def _preload(home: Path) -> Path | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from kvclient import wire
-from kvclient.errors import Busy, Cancelled, Internal, KvdError, OutOfMemory, Timeout
+from kvclient.errors import Busy, Cancelled, Internal, KvdError, OutOfMemory
 from kvclient.wire import Message
 from kvd.config import Config
 from kvd.front.crashes import Crashes, Policy
@@ -21,9 +20,6 @@ from kvd.front.sessions import Session, Sessions, Stage
 from kvd.front.slot import Slot, State
 from kvd.front.workers import Loss, Worker
 from kvd.messages import Cancel, Event, Granted, Grow, Work
-
-STALL_S = 2.0
-"""a tick this late means that the front itself was stopped or asleep: no verdict about workers then"""
 
 WAITING_MOST = 256 * 1024 * 1024
 """bytes of requests that wait for a model to load"""
@@ -47,7 +43,6 @@ class Fleet:
         self._by_worker: dict[Worker, Slot] = {}
         self._loader = Loader(means, self)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ticked = time.monotonic()
         self._closing = False
 
     @property
@@ -125,7 +120,7 @@ class Fleet:
         self._closing = True
         for slot in self.slots:
             for session in list(slot.waiting):
-                self._fail_waiting(slot, session, Cancelled("kvd is stopping"))
+                self.fail_waiting(slot, session, Cancelled("kvd is stopping"))
         await asyncio.gather(*(self.unload(slot, "shutdown", drain_s) for slot in self.slots))
 
     def set_config(self, config: Config) -> None:
@@ -138,20 +133,23 @@ class Fleet:
         for worker in self._by_worker:
             worker.kill()
 
-    def tick(self, now: float) -> None:
-        """Every second: watchdog, time limits of waiting requests, models that are not used any more."""
-        asleep, self._ticked = now - self._ticked > STALL_S, now
-        for slot in self.slots:
-            for session in list(slot.waiting):
-                limit = session.limit_s
-                if limit is not None and now - session.born >= limit:
-                    late = Timeout(f"{limit} s passed before the model was loaded", limit_s=limit, stage="load")
-                    self._fail_waiting(slot, session, late)
-            if slot.worker is not None:
-                self._watch(slot, slot.worker, now, asleep)
-            ttl = slot.ttl_s if slot.ttl_s is not None else self.config.models.ttl
-            if ttl is not None and slot.idle and not slot.pinned and now - slot.idle_since > ttl:
-                self._background(self.unload(slot, "ttl"))
+    def unload_later(self, slot: Slot, reason: str) -> None:
+        task = asyncio.get_running_loop().create_task(self.unload(slot, reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def fail_waiting(self, slot: Slot, session: Session, problem: KvdError) -> None:
+        """End a request that is not at a worker."""
+        if session in slot.waiting:
+            slot.waiting.remove(session)
+        self._sessions.fail(session, problem)
+
+    def patience(self, slot: Slot) -> float:
+        """Seconds without progress that this model's process may take for the work in hand, if the watchdog's own limit
+        is not longer."""
+        if slot.worker is None or slot.state is State.LOADING:
+            return self._loader.patience(slot)
+        return 10 * slot.worker.beat.expected_s
 
     async def make_room(self, slot: Slot, wanted: int) -> None:
         """Unload idle models, longest unused first, until `wanted` bytes are free for this one. Unloads none when
@@ -255,7 +253,7 @@ class Fleet:
         if isinstance(problem, OutOfMemory):
             self._metrics.add(Count.MEMORY, "load")
         for session in list(slot.waiting):
-            self._fail_waiting(slot, session, problem)
+            self.fail_waiting(slot, session, problem)
 
     def _send(self, slot: Slot, session: Session) -> None:
         assert slot.worker is not None
@@ -281,27 +279,9 @@ class Fleet:
 
     def _cancel(self, slot: Slot, session: Session, reason: str) -> None:
         if session.stage is Stage.WAITING:
-            self._fail_waiting(slot, session, Cancelled(f"cancelled while waiting: {reason}", reason=reason))
+            self.fail_waiting(slot, session, Cancelled(f"cancelled while waiting: {reason}", reason=reason))
         elif slot.worker is not None:
             slot.worker.send(Cancel(session.id, reason))
-
-    def _fail_waiting(self, slot: Slot, session: Session, problem: KvdError) -> None:
-        if session in slot.waiting:
-            slot.waiting.remove(session)
-        self._sessions.fail(session, problem)
-
-    def _watch(self, slot: Slot, worker: Worker, now: float, asleep: bool) -> None:
-        if asleep:
-            worker.forgive(now)
-        limit = self.config.daemon.watchdog
-        limit = max(limit, self._loader.patience(slot) if slot.state is State.LOADING else 10 * worker.beat.expected_s)
-        if worker.quiet_for(now) > limit:
-            worker.kill("hang")
-
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _not_loaded(slot: Slot) -> Cancelled:

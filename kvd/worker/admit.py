@@ -15,13 +15,13 @@ from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match, PoolFull
 from kvd.messages import LookedUp, Lookup, Touched
 from kvd.worker import report
+from kvd.worker.compute import drawer_of
 from kvd.worker.fetch import CHEAPER, Fetcher
 from kvd.worker.outbox import Outbox
 from kvd.worker.params import Params
 from kvd.worker.planner import Rates
 from kvd.worker.request import Choice, Request, nothing
 from kvd.worker.restore import VANISHED, Readers
-from kvd.worker.sampler import Drawer
 from kvd.worker.scheduler import GRID, Stage, common_prefix
 from kvd.worker.spill import Spill
 from kvd.worker.text import Answer, Tokenizer
@@ -64,7 +64,7 @@ class Admission:
             request=request,
             index=0,
             target=list(request.tokens),
-            drawer=Drawer(params.sampling, 0, request.tokens),
+            drawer=drawer_of(request, 0),
             answer=Answer(self._tokenizer, params.stop, request.prompt.format),
         )
 

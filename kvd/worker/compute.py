@@ -15,7 +15,7 @@ from kvd.cache.paged import PagedCache, forward
 from kvd.cache.results import Published
 from kvd.worker.params import Params
 from kvd.worker.planner import Rates
-from kvd.worker.request import Choice
+from kvd.worker.request import Choice, Request
 from kvd.worker.sampler import Draw, Drawer, draw
 from kvd.worker.text import Answer
 
@@ -89,6 +89,14 @@ class Computer:
             cost.high = max(cost.high, end)
 
 
+def drawer_of(request: Request, index: int) -> Drawer:
+    """What choice `index` of a request draws with."""
+    grammar = request.prompt.grammar
+    return Drawer(
+        request.prompt.params.sampling, index, request.tokens, grammar=grammar.copy() if grammar is not None else None
+    )
+
+
 def twin(choice: Choice, index: int, tokenizer: Any, params: Params) -> Choice:
     """Another answer to the same prompt: shares every row of `choice` until it draws differently."""
     assert choice.seq is not None
@@ -96,7 +104,7 @@ def twin(choice: Choice, index: int, tokenizer: Any, params: Params) -> Choice:
         request=choice.request,
         index=index,
         target=list(choice.target),
-        drawer=Drawer(params.sampling, index, choice.drawer.prompt),
+        drawer=drawer_of(choice.request, index),
         answer=Answer(tokenizer, params.stop, choice.request.prompt.format),
         stage=choice.stage,
         seq=choice.seq.fork(),

@@ -62,6 +62,8 @@ class Generation:
 
     def prefill(self, choice: Choice, chunk: Chunk) -> None:
         """One chunk, or the last row with which decoding begins."""
+        if choice.stage is not Stage.PREFILLING:
+            return  # the decode step before it took its room
         rows = chunk.end - chunk.start
         expected = self._rates.prefill_s(chunk.start, chunk.end)
         self._pulse("prefill", UNMEASURED_S if expected is None else expected)
@@ -136,14 +138,15 @@ class Generation:
         request, params = choice.request, choice.request.prompt.params
         request.times.first_token = request.times.first_token or now
         request.times.last_token = now
-        choice.output.append(drawn.token)
+        choice.drawer.accept(drawn.token)
         if drawn.token in self._eos:
             self.end(choice, "stop")
             return
         if params.sampling.logprobs:
             choice.logprobs.append(report.logprob(self._tokenizer, drawn))
         self._send(choice, choice.answer.push(drawn.token))
-        if choice.answer.stopped:
+        grammar = choice.drawer.grammar
+        if choice.answer.stopped or (grammar is not None and grammar.complete):
             self.end(choice, "stop")
         elif len(choice.output) >= params.max_tokens:
             self.end(choice, "length")
@@ -187,19 +190,20 @@ class Generation:
 
     def make_way(self, choice: Choice, full: PoolFull) -> bool:
         """The pool is full: preempt whoever comes last. True: room was made, try again."""
-        who = victim(self._live.jobs(), choice.id, self._limits)
-        if who is None and (self._finisher.writing or any(c.stage is Stage.LOADING for c in self._live.choices)):
-            self.stalled = True
-            return False
+        active = [one for one in self._live.choices if one is not choice and one.stage is not Stage.WAITING]
+        waits = choice.stage is Stage.WAITING
+        who = None if waits else victim(self._live.jobs(), choice.id, self._limits)
         if who is None:
+            loading = any(one.stage is Stage.LOADING for one in active)
+            if loading or (waits and active) or self._finisher.writing:
+                self.stalled = not (waits and active)
+                return False
             block = self._cache.block_size * self._cache.layout.bytes_per_token()
             self.fail(choice.request, OutOfMemory(
                 f"the KV pool is full: {full.needed} blocks are needed, {full.free} can be had",
                 needed=full.needed * block, available=full.free * block, what="kv pool",
             ))  # fmt: skip
             return False
-        if choice.stage is Stage.WAITING and who != choice.id:
-            return False  # it has nothing yet: it waits for the others to end
         loser = self._live.choice(who)
         self._finisher.release(loser)
         loser.target = [*loser.request.tokens, *loser.output]

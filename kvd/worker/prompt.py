@@ -13,9 +13,11 @@ import jinja2
 from transformers.utils import chat_template_utils
 
 from kvclient.errors import BadRequest, ContextLengthExceeded
+from kvd.worker.grammar import Grammar, Grammars
 from kvd.worker.params import Params, parse
 from kvd.worker.scheduler import common_prefix
 from kvd.worker.text import PLAIN, Format, format_of
+from kvd.worker.tools import END, START, chosen, described
 
 _CONTINUATIONS: Final = ("A", "zq", "\n1")
 """what may follow a warmed text: tokens that all of these leave alone belong to the text"""
@@ -31,6 +33,8 @@ class Prompt:
     preview: str
     """first words, for `kvd cache ls`"""
     excess: ContextLengthExceeded | None = None
+    grammar: Grammar | None = None
+    """what the answer must follow; each choice takes a copy"""
 
 
 class Prompter:
@@ -42,6 +46,7 @@ class Prompter:
         self._tokenizer = tokenizer
         self._vocab = vocab
         self._context = context
+        self._grammars = Grammars(tokenizer, vocab)
         pin_clock(today)
 
     def prepare(self, kind: str, body: Mapping[str, Any]) -> Prompt:
@@ -64,7 +69,19 @@ class Prompter:
             format=format_of(self._tokenizer, tools, tokens) if "messages" in body else PLAIN,
             preview=_preview(body),
             excess=_excess(len(tokens), self._context) if room < 1 else None,
+            grammar=self._grammar(params, tools),
         )
+
+    def _grammar(self, params: Params, tools: Sequence[Mapping[str, Any]]) -> Grammar | None:
+        forced = chosen(tools, params.tool_choice)
+        if forced and params.response_format is not None:
+            raise BadRequest("response_format and a forced tool_choice exclude each other", field="tool_choice")
+        if forced:
+            kind = self._tokenizer.init_kwargs.get("tool_parser_type")
+            if self._tokenizer.has_tool_calling and kind != "json_tools":
+                raise BadRequest(f"tool_choice cannot be forced in this model's format ({kind})", field="tool_choice")
+            return self._grammars.of_call(forced, START, END)
+        return self._grammars.of_format(params.response_format) if params.response_format is not None else None
 
     def _check(self, tokens: Sequence[int]) -> None:
         if not tokens:
@@ -103,6 +120,8 @@ class Prompter:
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[int]:
         settings = {"add_generation_prompt": True, **options}
+        if not self._tokenizer.has_tool_calling and (tools or any(message["role"] == "tool" for message in messages)):
+            messages, tools = described(messages, tools), ()
         try:
             text = self._tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **settings)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as problem:

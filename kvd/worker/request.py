@@ -91,7 +91,6 @@ class Choice:
     looked_again: bool = False
     from_memory: int = 0
     """rows its sequence took from memory; what a restore adds comes from the store"""
-    grammar: Any = None
 
     @property
     def id(self) -> str:

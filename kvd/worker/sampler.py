@@ -15,6 +15,7 @@ from typing import cast
 import mlx.core as mx
 from mlx_lm import sample_utils
 
+from kvd.worker.grammar import Grammar
 from kvd.worker.params import Sampling
 
 _ALL = 1 << 30
@@ -32,8 +33,13 @@ class Drawer:
     choice: int = 0
     prompt: Sequence[int] = ()
     output: list[int] = field(default_factory=list)
-    mask: mx.array | None = None
-    """[vocab], -inf for tokens a grammar forbids now"""
+    grammar: Grammar | None = None
+
+    def accept(self, token: int) -> None:
+        """The token was drawn."""
+        self.output.append(token)
+        if self.grammar is not None:
+            self.grammar.accept(token)
 
     def key(self) -> mx.array:
         """The random key of this draw: a hash of seed, choice and position."""
@@ -96,8 +102,8 @@ def _processed(row: mx.array, drawer: Drawer) -> mx.array:
             row = sample_utils.make_presence_penalty(sampling.presence_penalty, _ALL)(said, row)
         if sampling.frequency_penalty and drawer.output:
             row = sample_utils.make_frequency_penalty(sampling.frequency_penalty, _ALL)(said, row)
-    if drawer.mask is not None:
-        row = row + drawer.mask[: row.shape[-1]].astype(row.dtype)
+    if drawer.grammar is not None:
+        row = row + drawer.grammar.mask(row.shape[-1]).astype(row.dtype)
     return row
 
 

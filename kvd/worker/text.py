@@ -13,6 +13,8 @@ from typing import Any, Final, Literal, Protocol
 
 from mlx_lm.generate import TextStateMachine
 
+from kvd.worker import tools as fallback
+
 BROKEN: Final = "\ufffd"
 """what a decoder puts for bytes that are no character (yet)"""
 
@@ -123,8 +125,8 @@ PLAIN: Final = Format(TextStateMachine(), "normal")
 
 
 def format_of(tokenizer: Any, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int]) -> Format:
-    """The format of a chat answer: reasoning always, tool calls when the request brought tools. A prompt that ends
-    inside an open reasoning tag starts there."""
+    """The format of a chat answer: reasoning always, tool calls when the request brought tools: as the model marks
+    them, or as `kvd.worker.tools` told it to. A prompt that ends inside an open reasoning tag starts there."""
     normal: list[tuple[str, str]] = []
     states: dict[str, list[tuple[str, str]]] = {"normal": normal}
     initial = "normal"
@@ -133,18 +135,22 @@ def format_of(tokenizer: Any, tools: Sequence[Mapping[str, Any]], prompt: Sequen
         states["reasoning"] = [(tokenizer.think_end, "normal")]
         if tokenizer.rfind_think_start(prompt) > tokenizer.rfind_think_end(prompt):
             initial = "reasoning"
-    calls = bool(tools) and tokenizer.has_tool_calling
-    if calls:
+    start, end, parser = "", "", None
+    if tools and tokenizer.has_tool_calling:
+        start, end, parser = tokenizer.tool_call_start, tokenizer.tool_call_end or "", tokenizer.tool_parser
+    elif tools:
+        start, end, parser = fallback.START, fallback.END, fallback.parse_call
+    if parser is not None:
         for edges in list(states.values()):
-            edges.append((tokenizer.tool_call_start, "tool"))
-        states["tool"] = [(tokenizer.tool_call_end, "normal")] if tokenizer.tool_call_end else []
+            edges.append((start, "tool"))
+        states["tool"] = [(end, "normal")] if end else []
     normal.extend((marker, "normal") for marker in tokenizer.structural_markers)
     return Format(
         TextStateMachine({state: edges for state, edges in states.items() if edges or state == "tool"}),
         tokenizer.response_initial_state or initial,
-        tokenizer.tool_call_start if calls else "",
-        (tokenizer.tool_call_end or "") if calls else "",
-        tokenizer.tool_parser if calls else None,
+        start,
+        end,
+        parser,
         tools,
     )
 

@@ -77,12 +77,3 @@ def test_top_p_and_top_k_leave_only_the_likeliest() -> None:
     for sampling, allowed in ((Sampling(temperature=5.0, top_k=3), 3), (Sampling(temperature=5.0, top_p=0.8), 2)):
         seen = {draw(steps, [Drawer(sampling, output=[0] * n)])[0].token for n in range(200)}
         assert seen == set(range(allowed))
-
-
-def test_a_grammar_s_mask_forbids_tokens() -> None:
-    mask = mx.where(mx.arange(VOCAB) < 3, 0.0, -mx.inf)
-    seen = {
-        draw(mx.zeros((1, VOCAB)), [Drawer(Sampling(temperature=1.0), output=[0] * n, mask=mask)])[0].token
-        for n in range(60)
-    }
-    assert seen == {0, 1, 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvclient.errors import Busy
@@ -25,6 +25,9 @@ from kvd.worker.scheduler import (
 )
 
 LIMITS = Limits(chunk=512, max_live=4, max_waiting=8, row_s=0.01)
+settings.register_profile("worker", deadline=None)
+settings.load_profile("worker")
+
 jobs = st.builds(
     Job,
     id=st.uuids().map(str),

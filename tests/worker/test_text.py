@@ -160,5 +160,5 @@ def test_nothing_follows_a_stop_string() -> None:
 
 
 def test_a_model_without_tags_gives_plain_text(tokenizer: Any, tmp_path: Path) -> None:
-    format = format_of(tokenizer, [{"type": "function"}], [1, 2, 3])
+    format = format_of(tokenizer, [], [1, 2, 3])
     assert (format.initial, format.parse) == ("normal", None)

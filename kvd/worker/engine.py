@@ -205,6 +205,8 @@ class Engine:
 
     def _start(self, choice: Choice) -> bool:
         """Admit a waiting choice. False: it stays where it is."""
+        if choice.preempted and not self._has_room(choice):
+            return False
         try:
             started = self._admission.admit(choice, self._live.choices, self._clock())
         except PoolFull as full:
@@ -212,6 +214,14 @@ class Engine:
         if started:
             self._outbox.event("progress", choice.request.id, report.progress(choice.request))
         return started
+
+    def _has_room(self, choice: Choice) -> bool:
+        """Room for a preempted choice and one more block for each that runs: it must not be preempted again at once."""
+        active = sum(one.stage is not Stage.WAITING for one in self._live.choices)
+        pool = self._cache.stats
+        growth = pool.blocks_limit - pool.blocks_total
+        needed = len(choice.target) // self._cache.block_size + 2
+        return not active or pool.blocks_free + pool.blocks_cached + growth >= needed + active
 
     def _cancel(self, id: str, reason: str) -> None:
         request = self._live.request(id)

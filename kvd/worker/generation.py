@@ -207,5 +207,5 @@ class Generation:
         loser = self._live.choice(who)
         self._finisher.release(loser)
         loser.target = [*loser.request.tokens, *loser.output]
-        loser.stage, loser.follows, loser.asked = Stage.WAITING, None, False
+        loser.stage, loser.follows, loser.asked, loser.preempted = Stage.WAITING, None, False, True
         return who != choice.id

@@ -89,6 +89,8 @@ class Choice:
     found: LookedUp | None = None
     """its answer"""
     looked_again: bool = False
+    preempted: bool = False
+    """it gave its room to others and comes back only when there is room for all of it"""
     from_memory: int = 0
     """rows its sequence took from memory; what a restore adds comes from the store"""
 

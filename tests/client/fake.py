@@ -54,6 +54,8 @@ class FakeDaemon:
             "generate": answer, "ping": result(), "cancel": result(cancelled=True), "status": result(up=True),
         }  # fmt: skip
         self.received: queue.Queue[Message] = queue.Queue()
+        self.controlled: set[str] = set()
+        """ids of requests that came over the control lane"""
         self._orders: queue.Queue[Callable[[], None]] = queue.Queue()
         self._stop = threading.Event()
         self._up = threading.Event()
@@ -95,15 +97,17 @@ class FakeDaemon:
             for lane in lanes:
                 poller.register(lane, zmq.POLLIN)
             for lane, _ in poller.poll(10):
-                self._serve(lane, lane.recv_multipart())
+                self._serve(lane, lane.recv_multipart(), lane is lanes[1])
             while not self._orders.empty():
                 self._orders.get()()
         for path in (self.path, control_path(self.path)):
             path.unlink(missing_ok=True)
         context.destroy(linger=1000)
 
-    def _serve(self, lane: zmq.Socket[bytes], frames: list[bytes]) -> None:
+    def _serve(self, lane: zmq.Socket[bytes], frames: list[bytes], control: bool) -> None:
         message = wire.parse(frames[1:])
+        if control:
+            self.controlled.add(message.id)
 
         def send(kind: str, body: dict[str, Any], *, version: int = wire.VERSION, id: str = message.id) -> None:
             reply = Message(kind, id, wire.pack(body), version=version)

@@ -66,7 +66,9 @@ def test_each_verb_sends_its_fields_and_reads_its_result(
 ) -> None:
     daemon.scripts[verb] = result(**given)
     assert call(kv) == expected
-    assert daemon.next(verb).body == body
+    message = daemon.next(verb)
+    assert message.body == body
+    assert (message.id in daemon.controlled) == (verb in ("status", "cancel", "shutdown"))
 
 
 def test_ping_tells_the_seconds_it_took(kv: Any) -> None:
@@ -253,7 +255,8 @@ def started(daemon: FakeDaemon, kv: Any) -> Any:
 def test_closing_a_stream_cancels_it(daemon: FakeDaemon, kv: Any) -> None:
     stream = started(daemon, kv)
     stream.close()
-    assert daemon.next("cancel").body == {"id": stream.id}
+    cancel = daemon.next("cancel")
+    assert cancel.body == {"id": stream.id} and cancel.id in daemon.controlled
     assert list(stream) == []
 
 

@@ -71,6 +71,8 @@ def _check_shapes(gguf: GGUF, config: dict[str, Any]) -> None:
     }  # fmt: skip
     if config["model_type"] == "qwen3":
         expected |= {"attn_q_norm": (size,), "attn_k_norm": (size,)}
+    if config["num_hidden_layers"] * len(expected) > len(gguf.tensors):
+        raise refuse(gguf.path, f"incomplete: {len(gguf.tensors)} tensors for {config['num_hidden_layers']} layers")
     wanted = {f"blk.{i}.{k}.weight": v for i in range(config["num_hidden_layers"]) for k, v in expected.items()}
     if config["attention_bias"] or config["model_type"] == "qwen2":
         biased = {"attn_q": (q,), "attn_k": (kv,), "attn_v": (kv,)}

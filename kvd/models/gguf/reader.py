@@ -78,6 +78,8 @@ class GGUF:
 
 
 def refuse(path: Path, reason: str, **details: Any) -> UnsupportedModel:
+    """The error to raise. Names out of the file may be anything: nothing in it can drive a terminal, or fill it."""
+    reason = "".join(character if character.isprintable() else "?" for character in reason[:300])
     return UnsupportedModel(f"{path.name}: {reason}", file=str(path), reason=reason, **details)
 
 

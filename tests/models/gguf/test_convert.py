@@ -122,7 +122,8 @@ def test_a_sliding_window_limits_the_context_to_what_is_exact(tmp_path: Path) ->
         ({"llama.rope.dimension_count": 16}, "rope.dimension_count 16 differs"),
         ({"llama.attention.head_count_kv": [1, 2]}, "head_count_kv is per-layer values"),
         ({"llama.embedding_length": 0}, "embedding_length is 0"),
-        ({"llama.block_count": 3}, "blk.2.attn_norm.weight is missing"),
+        ({"llama.block_count": 3}, "21 tensors for 3 layers"),
+        ({"llama.block_count": (1 << 31) - 1}, "21 tensors for 2147483647 layers"),
         ({"llama.feed_forward_length": 999}, "ffn_gate.weight has shape"),
         ({"tokenizer.ggml.pre": "exotic"}, "pre-tokenizer 'exotic'"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer 't5'"),
@@ -142,6 +143,8 @@ def test_tensors_without_a_place_and_values_without_end_are_refused(tmp_path: Pa
         converted(tmp_path, metadata, {**tensors, "blk.0.ffn_gate_exps.weight": extra})
     with pytest.raises(UnsupportedModel, match="attn_q_norm.weight has no place in a llama model"):
         converted(tmp_path, metadata, {**tensors, "blk.0.attn_q_norm.weight": tensors["output_norm.weight"]})
+    with pytest.raises(UnsupportedModel, match="tensor blk.1.ffn_up.weight is missing"):
+        converted(tmp_path, metadata, {k: v for k, v in tensors.items() if k != "blk.1.ffn_up.weight"})
     rows, columns = extra[1]
     huge = np.zeros((rows, columns // 32, types.Q8_0.size), np.uint8)
     huge[..., :2] = np.frombuffer(np.float16(600).tobytes(), np.uint8)

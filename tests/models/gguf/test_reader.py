@@ -104,6 +104,14 @@ def test_an_unsupported_tensor_type_is_named(tmp_path: Path) -> None:
         parsed(tmp_path, content)
 
 
+def test_names_from_the_file_cannot_drive_a_terminal(tmp_path: Path) -> None:
+    name = "\x1b[2J\n\u202e" + "x" * 200
+    content = gguf_bytes({}, {name: (types.F32, (1 << 40, 1 << 40), b"")})
+    with pytest.raises(UnsupportedModel, match="impossible shape") as caught:
+        parsed(tmp_path, content)
+    assert caught.value.message.isprintable() and len(caught.value.message) < 400
+
+
 def test_a_missing_file_is_a_bad_request(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="cannot read .*No such file"):
         read_gguf(tmp_path / "none.gguf")

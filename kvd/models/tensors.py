@@ -75,7 +75,7 @@ def _specs(path: Path, header: dict[str, dict[str, Any]], room: int) -> list[Ten
             raise _damaged(path, f"tensor {name[:100]!r} has type {dtype!r:.40}, which is not supported")
         spec = TensorSpec(name, str(dtype), tuple(int(n) for n in shape))
         if not 0 <= begin <= end <= room or end - begin != spec.nbytes:
-            raise _damaged(path, f"truncated: tensor {name[:100]!r} needs bytes {begin} to {end}, the file holds {room}")
+            raise _damaged(path, f"truncated: tensor {name[:100]!r} needs bytes {begin} to {end} of {room}")
         specs.append(spec)
     return specs
 

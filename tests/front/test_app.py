@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from tests.front.support import Daemon, daemon, until
+from tests.front.support import daemon, until
 
 HEAVY = ("mlx", "mlx_lm", "numpy", "transformers", "huggingface_hub", "torch", "tokenizers")
 
@@ -26,19 +26,12 @@ def test_nor_does_it_while_it_serves() -> None:
         assert not [path for path in maps if "mlx" in path or "numpy" in path]
 
 
-def test_status_is_answered_within_a_second_of_the_start() -> None:
-    made = Daemon()
-    try:
-        best = 60.0
-        for _ in range(3):
-            begun = time.monotonic()
-            made.start()
-            made.status()
-            best = min(best, time.monotonic() - begun)
-            made.stop()
-        assert best < 1.0
-    finally:
-        made.remove()
+def test_the_way_to_the_first_status_takes_less_than_a_second_of_cpu() -> None:
+    """Wall time is `tools/bench start`'s affair: here other tests may hold the cores."""
+    with daemon() as made:
+        made.status()
+        used = psutil.Process(made.process.pid).cpu_times()
+        assert used.user + used.system < 1.0
 
 
 def test_an_idle_daemon_with_a_loaded_model_uses_next_to_no_cpu() -> None:

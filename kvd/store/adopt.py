@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from kvd.store.core import Core
 from kvd.store.header import Parsed, ShardDamaged
 from kvd.store.index import Batch
-from kvd.store.kv import IndexFailed
 from kvd.store.scan import Lying
 from kvd.store.shard import read_header
 from kvd.store.table import Slot
@@ -18,7 +17,7 @@ BATCH = 256
 """shards per transaction"""
 
 
-def adopt(core: Core, orphans: Iterable[Lying], progress: Callable[[int], None] | None = None) -> int:
+def adopt(core: Core, orphans: Iterable[Lying]) -> int:
     """Give rows to shards whose headers check out (their data is checked when it is read); returns how many.
 
     The rest is quarantined, collected (old formats) or, if it vanished, forgotten. Raises OSError, IndexFailed: what is
@@ -40,8 +39,6 @@ def adopt(core: Core, orphans: Iterable[Lying], progress: Callable[[int], None] 
         core.counters["adopted"] += len(slots)
         done += len(slots)
         core.settle_other()
-        if progress:
-            progress(at + len(part))
     return done
 
 
@@ -90,9 +87,15 @@ def quarantine_file(core: Core, path: str, disk: int, reason: str) -> None:
     core.settle_other()
 
 
-def rebuild_index(core: Core, progress: Callable[[int], None] | None = None) -> int:
-    """A new index from the shards: the old one is removed, every shard becomes an orphan and is adopted. Hit counts
-    restart at 0, last use is the file's time. Raises OSError, IndexFailed."""
+def rebuild_index(core: Core) -> int:
+    """A new index from the shards; returns how many have a row again. Raises OSError, IndexFailed."""
+    reset_index(core)
+    return adopt(core, list(core.orphans.values()))
+
+
+def reset_index(core: Core) -> None:
+    """An empty index: every shard becomes an orphan, to be adopted. Hit counts restart at 0, last use is the file's
+    time. Raises OSError, IndexFailed."""
     core.counters["index.rebuilt"] += 1
     core.index.close()
     for name in ("data.mdb", "lock.mdb", "clean.json"):
@@ -104,8 +107,3 @@ def rebuild_index(core: Core, progress: Callable[[int], None] | None = None) -> 
     core.settle_other()
     core.index.reopen()
     core.index_lost = False
-    try:
-        return adopt(core, list(core.orphans.values()), progress)
-    except IndexFailed:
-        core.index_lost = True
-        raise

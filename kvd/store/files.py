@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -22,6 +23,8 @@ KILL_POINTS: Final = (
     "after_temp", "after_fsync", "after_rename", "after_dirsync", "before_commit", "after_commit", "mid_evict",
 )
 """Moments of a shard's life at which tests kill the process: `KVD_KILL_POINT=name` or `name:N` for the Nth passage."""
+_NO_FULL_FSYNC: Final = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
+"""Volumes (network, FAT) that do not know F_FULLFSYNC; fsync is all they have."""
 KILL_VARIABLE: Final = "KVD_KILL_POINT"
 TEMP_SUFFIX: Final = ".tmp"
 
@@ -112,9 +115,13 @@ class RealFiles:
 
     def full_fsync(self, fd: int) -> None:
         if sys.platform == "darwin":
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-        else:
-            os.fsync(fd)
+            try:
+                fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+                return
+            except OSError as problem:
+                if problem.errno not in _NO_FULL_FSYNC:
+                    raise
+        os.fsync(fd)
 
     def fsync_dir(self, path: str) -> None:
         with _folder(path) as fd:

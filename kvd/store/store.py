@@ -179,8 +179,8 @@ class Store:
             return "exists"
         if chain in core.by_chain:
             return "pending"
-        if not tokens or next_chain(parent, tokens) != chain:
-            return "bad_chain"
+        if nbytes <= 0 or not tokens or next_chain(parent, tokens) != chain:
+            return "bad_request"
         if lying := core.orphans.get(chain):
             with contextlib.suppress(IndexFailed):
                 adopt(core, [lying])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator
 
-from kvd.store.adopt import adopt, quarantine_file, rebuild_index
+from kvd.store.adopt import adopt, quarantine_file, reset_index
 from kvd.store.base import Report
 from kvd.store.core import Core
 from kvd.store.index import Batch
@@ -92,7 +92,7 @@ def gc(core: Core) -> Round:
     _rescan(core)
     waiting = list(core.orphans.values())
     for at in range(0, len(waiting), STEP):
-        counts["adopted"] += adopt(core, waiting[at : at + STEP])
+        counts["adopted"] += adopt(core, [lying for lying in waiting[at : at + STEP] if lying.chain in core.orphans])
         yield at, len(waiting)
     counts["pins_expired"] = core.pins.expire(core.clock())
     counts["junk"] = len(core.junk) + len(core.quarantined)
@@ -136,10 +136,14 @@ def clear(core: Core, namespace: bytes | None = None) -> Round:
 def rebuild(core: Core) -> Round:
     """A new index from the shards' headers: same hits, same pins; hit counts restart. Raises OSError, IndexFailed."""
     _rescan(core)
-    yield 0, len(core.table) + len(core.orphans)
-    done = rebuild_index(core)
+    reset_index(core)
+    done = 0
+    waiting = list(core.orphans.values())
+    for at in range(0, len(waiting), STEP):
+        yield at, len(waiting)
+        done += adopt(core, [lying for lying in waiting[at : at + STEP] if lying.chain in core.orphans])
     core.measure()
-    return Report(done, 0, {"adopted": done})
+    return Report(len(core.table), 0, {"adopted": done})
 
 
 def _rescan(core: Core) -> None:

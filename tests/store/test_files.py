@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -21,6 +22,27 @@ def test_on_macos_a_full_fsync_empties_the_drives_cache(tmp_path: Path, monkeypa
     RealFiles().full_fsync_dir(str(tmp_path))
     RealFiles().fsync_dir(str(tmp_path))
     assert asked == [51, "fsync"]
+
+
+def test_a_volume_without_full_fsync_gets_a_plain_one_but_an_error_stays_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = [errno.ENOTSUP]
+    synced: list[int] = []
+
+    def refuse(fd: int, command: int) -> None:
+        raise OSError(number[0], "refused")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    RealFiles().full_fsync_dir(str(tmp_path))
+    assert len(synced) == 1
+    number[0] = errno.EIO
+    with pytest.raises(OSError):
+        RealFiles().full_fsync_dir(str(tmp_path))
+    assert len(synced) == 1
 
 
 class Short(RealFiles):

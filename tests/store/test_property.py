@@ -10,16 +10,19 @@ from collections.abc import Sequence
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from torments.actor import BLOCK, Actor
-from torments.blocks import NAMESPACE
-from torments.oracle import Outcome, crash, du, leftovers
 
 from kvd.cache.chain import common_prefix
 from kvd.store.base import Limits
 from kvd.store.store import Store
+from torments.actor import BLOCK, Actor
+from torments.blocks import NAMESPACE
+from torments.oracle import Outcome, crash, du, leftovers
 
 LIMIT = 900_000
-prompts = st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3 * BLOCK + 2)
+STEM = list(range(1, 3 * BLOCK + 3))
+BRANCHES = [STEM, [*STEM[:2], 9, *STEM[3:]], [*STEM[:5], 8, *STEM[6:]], [*STEM[:9], 7, *STEM[10:]], [6, *STEM[1:]]]
+prompts = st.builds(lambda whole, n: whole[:n], st.sampled_from(BRANCHES), st.integers(1, len(STEM)))
+"""Prompts that share stems and diverge inside blocks and at their borders."""
 
 
 class StoreAgainstDict(RuleBasedStateMachine):
@@ -68,7 +71,7 @@ class StoreAgainstDict(RuleBasedStateMachine):
     def unpin(self) -> None:
         assert self.store.unpin(self.held.pop())
 
-    @rule(need=st.integers(1, 60_000))
+    @rule(need=st.integers(1, 200_000))
     def evict(self, need: int) -> None:
         core = self.store.core
         core.evict(need, core.table.slots.values(), "test", core.held())
@@ -97,9 +100,11 @@ class StoreAgainstDict(RuleBasedStateMachine):
     @rule(tokens=prompts)
     def damage(self, tokens: list[int]) -> None:
         """Flip a bit of one shard: it and what is behind it cannot be reached until it is stored anew."""
-        for block in self.actor.blocks(tokens):
-            path = self.store.core.tree.shard(NAMESPACE, block.chain)
-            if block.chain in self.model and block.chain not in self.held and os.path.exists(path):
+        for block in self.actor.blocks(tokens[: len(tokens) // BLOCK * BLOCK]):
+            if block.chain not in self.model:
+                return
+            if block.chain not in self.held:
+                path = self.store.core.tree.shard(NAMESPACE, block.chain)
                 with open(path, "r+b") as file:
                     file.seek(-1, os.SEEK_END)
                     last = file.read(1)[0]
@@ -157,4 +162,4 @@ class StoreAgainstDict(RuleBasedStateMachine):
 
 
 TestStoreAgainstDict = StoreAgainstDict.TestCase
-TestStoreAgainstDict.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestStoreAgainstDict.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

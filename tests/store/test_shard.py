@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,9 @@ def test_the_workers_half_leaves_only_the_final_name(tmp_path: Path) -> None:
     size, _ = store_shard(FILES, temp, final, BLOCK, payload(BLOCK))
     assert os.listdir(tmp_path) == ["b.safetensors"] and os.path.getsize(final) == size
     assert os.stat(final).st_mode & 0o777 == 0o600
+
+
+def test_no_worker_opens_the_index() -> None:
+    """LMDB has one user, the owner: what workers import does not even load it."""
+    script = "import sys, kvd.worker.assemble, kvd.worker.main\nassert 'lmdb' not in sys.modules, 'loaded'"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -87,11 +87,11 @@ def test_what_cannot_be_reserved_says_why(actor: Actor) -> None:
     assert reserve(actor, PROMPT[:9]) == Refusal("covered")
     assert isinstance(reserve(actor, [50, 51]), Reservation)
     assert reserve(actor, [50, 51]) == Refusal("pending")
-    assert actor.store.reserve(NAMESPACE, bytes(16), NAMESPACE, [1], 0, 5000) == Refusal("bad_chain")
+    assert actor.store.reserve(NAMESPACE, bytes(16), NAMESPACE, [1], 0, 5000) == Refusal("bad_request")
     chain = next_chain(NAMESPACE, [7])
     assert actor.store.reserve(NAMESPACE, chain, NAMESPACE, [7], 0, 9_000_000) == Refusal("larger_than_limit")
     counters = actor.store.stats()["counters"]
-    assert all(counters[f"refused.{r}"] for r in ("exists", "covered", "pending", "bad_chain", "larger_than_limit"))
+    assert all(counters[f"refused.{r}"] for r in ("exists", "covered", "pending", "bad_request", "larger_than_limit"))
 
 
 def test_only_exists_and_covered_mean_stored() -> None:

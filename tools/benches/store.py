@@ -78,7 +78,10 @@ def _restore(base: str) -> list[Row]:
 
     found = []
     with ThreadPoolExecutor(READERS) as pool:
-        for name, prepare in (("cold", lambda: _forget(paths)), ("warm", lambda: None)):
+        caches = {"cold": lambda: _forget(paths), "warm": lambda: None}
+        if not hasattr(os, "posix_fadvise"):
+            del caches["cold"]
+        for name, prepare in caches.items():
             ours, theirs = paired(
                 lambda prepare=prepare: _timed(lambda: list(pool.map(one, range(BLOCKS))), prepare),
                 lambda prepare=prepare: _timed(plain, prepare), ROUNDS,

@@ -30,6 +30,9 @@ CONTROL_MAX = 1024 * 1024
 HIGH_WATER = 256
 """messages queued per client inside ZeroMQ"""
 HANDSHAKE_MS = 3000
+CONNECTIONS = 1024
+"""descriptors in use at which the request socket takes no more connections; the control socket a quarter more. Far
+below the limit: libzmq accepts many before a busy loop gets its turn"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,14 @@ class Server:
         self._lanes: dict[bool, Lane] = {}
         self._gates: list[Gate] = []
         self.paths = {False: path, True: paths.control_path(path)}
-        for control, name, share in ((False, "requests", 0.5), (True, "control", 0.75)):
+        most = min(CONNECTIONS, descriptors // 4)
+        for control, name in ((False, "requests"), (True, "control")):
             place = self.paths[control]
             place.with_name(place.name + AWAY).unlink(missing_ok=True)
             socket = _bind(context, place, CONTROL_MAX if control else wire.MAX_BODY)
             self._lanes[control] = Lane(socket, partial(self._received, control))
             shut = partial(metrics.add, Count.GATE, name)
-            self._gates.append(Gate(socket, place, int(descriptors * share), shut))
+            self._gates.append(Gate(socket, place, most + most // 4 * control, shut))
 
     def send(self, peer: Peer, message: Message) -> None:
         """Never blocks and never fails: what a slow client cannot take waits, merged, up to outbox.LIMIT."""

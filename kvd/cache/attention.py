@@ -25,6 +25,8 @@ class PagedTails:
     mask: mx.array
     """[1, 1, rows, 1, n * grain] additive float32"""
     grain: int
+    tables: dict[tuple[int, int], mx.array]
+    """`table` by its arguments: the same for all layers of a kind"""
 
     @staticmethod
     def of(bundle: Bundle, block_size: int, grain: int | None = None) -> PagedTails | None:
@@ -40,11 +42,15 @@ class PagedTails:
             padded.append(used + [used[-1]] * (longest - len(used)))
         valid = mx.arange(longest * size)[None] < mx.array(bundle.lengths)[:, None]
         mask = mx.where(valid, 0.0, -mx.inf).astype(mx.float32)
-        return PagedTails(mx.array(padded, dtype=mx.uint32), mask[None, None, :, None, :], size)
+        return PagedTails(mx.array(padded, dtype=mx.uint32), mask[None, None, :, None, :], size, {})
 
     def table(self, kv_heads: int, pool_rows: int) -> mx.array:
         """Indices into the pool seen as [kv_heads * pieces, grain, width]: [rows, n, kv_heads]."""
-        return self.grains[..., None] + mx.arange(kv_heads, dtype=mx.uint32) * (pool_rows // self.grain)
+        known = self.tables.get((kv_heads, pool_rows))
+        if known is None:
+            heads = mx.arange(kv_heads, dtype=mx.uint32) * (pool_rows // self.grain)
+            known = self.tables[kv_heads, pool_rows] = self.grains[..., None] + heads
+        return known
 
 
 def attend_bundle(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kvd.cache.paged import PagedCache
     from kvd.cache.sequence import CachedSequence
 
+SCATTER_FROM = 4
+"""rows of a batch beyond which one scatter is faster than a slice update for each"""
+
 
 def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int, discard_last: bool) -> Step:
     """count: new tokens per sequence."""
@@ -102,7 +105,8 @@ class BundledStep:
         self._pool = pool
         self.offset: int | mx.array = offsets[0] if len(views) == 1 else mx.array(list(offsets))
         at = [view.table[(view.rows - 1) // size] * size + (view.rows - 1) % size for view in views]
-        self._written = Piece(at[0], at[0] + 1) if len(at) == 1 else mx.array(at)
+        self._written = [Piece(row, row + 1) for row in at]
+        self._scattered = mx.array(at)
         self._new = new
         plan = bundles(views, size, paths)
         self._bundles = [(bundle, PagedTails.of(bundle, size, paths.grain)) for bundle in plan]
@@ -119,11 +123,12 @@ class BundledStep:
         return handle, handle
 
     def _write(self, side: Side, rows: mx.array) -> None:
-        if isinstance(self._written, Piece):
-            write(side, [self._written], rows)
-            return
         for array, part in zip(side.parts, side.quantize(rows), strict=True):
-            array[..., self._written, :] = part.transpose(2, 1, 0, 3)
+            if len(self._written) > SCATTER_FROM:
+                array[..., self._scattered, :] = part.transpose(2, 1, 0, 3)
+                continue
+            for i, piece in enumerate(self._written):
+                array[..., piece.start : piece.stop, :] = part[i : i + 1]
 
     def _attend(self, k: Side, v: Side, queries: mx.array, scale: float) -> mx.array:
         outs = []

@@ -11,7 +11,7 @@ from kvd.cache.landing import BlockLanding
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match
-from kvd.messages import BadShard, Entry, LookedUp
+from kvd.messages import BadShard, Entry, LookedUp, Touched
 from kvd.store.shard import Expected, ShardDamaged, read_header
 from kvd.worker.outbox import Outbox
 from kvd.worker.planner import Rates, recompute_is_cheaper
@@ -95,6 +95,7 @@ class Fetcher:
         assert choice.seq is not None
         entries = _missing(match, found)
         landings = choice.seq.landing(len(entries))
+        self._cache.pool.evaluate()  # a step in line may still write a row of a block that has just become free
         ticket = next(self._tickets)
         child_rows = found.child_rows if found.child is not None else 0
         self._open[ticket] = _Restore(choice, entries, landings, child_rows, time.monotonic())
@@ -131,6 +132,7 @@ class Fetcher:
             landing.reject()
             return
         restore.nbytes += result.nbytes
+        self._outbox.tell(Touched(restore.choice.request.namespace, (entry.chain,)))
         # Blocks behind a failed one are of no use to this sequence, but they are right: memory keeps them.
         landing.accept(result.tokens, entry.chain, parent=entry.parent, used=self._used(entry, index, restore))
 

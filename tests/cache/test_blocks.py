@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd.cache.blocks import BlockManager
-from kvd.cache.chain import Chain, chains, namespace
+from kvd.cache.chain import Chain, chains, namespace, next_chain
 from kvd.cache.prefix import PrefixIndex
 from kvd.cache.results import PoolFull
 from kvd.cache.sequence import CachedSequence
@@ -23,6 +24,17 @@ class FakePool:
 
     def __init__(self, blocks: int) -> None:
         self.rows = [[None] * SIZE for _ in range(blocks)]
+
+    host_addressable = True
+
+    def acquire(self):
+        return SimpleNamespace(drop=lambda: None)
+
+    def carry_over(self, generation, block, rows):
+        pass
+
+    def zero(self, block):
+        self.rows[block] = [None] * SIZE
 
     def execute(self, moves):
         for move in moves:
@@ -59,6 +71,32 @@ class FakeCache:
         self.sequences.add(sequence)
         sequence.adopt(self.index.match(space, tokens))
         return sequence
+
+    def land(self, sequence, tokens, part):
+        """Restore what follows from the store; blocks arrive in any order, some fail, some after the sequence."""
+        sequence.truncate(sequence.rows // SIZE * SIZE)
+        following = [*sequence.tokens, *tokens]
+        first = sequence.rows // SIZE
+        count = -(-len(tokens) // SIZE)
+        landings = sequence.landing(count)
+        steps = [sequence.namespace, *chains(sequence.namespace, following, SIZE)]
+        source = random.Random(part)
+        order = list(range(count))
+        source.shuffle(order)
+        for at in order:
+            block = following[(first + at) * SIZE : (first + at + 1) * SIZE]
+            fate = source.random()
+            if fate < 0.1:
+                sequence.close()
+            if fate > 0.8:
+                landings[at].reject()
+                continue
+            for row, _ in enumerate(block):
+                past = tuple(following[: (first + at) * SIZE + row + 1])
+                self.pool.rows[landings[at].block][row] = (sequence.namespace, past)
+            parent = steps[first + at]
+            used = source.randrange(len(block) + 1) if fate > 0.6 else None
+            landings[at].accept(block, next_chain(parent, block), parent=parent, used=used)
 
     def write(self, sequence, tokens):
         """A forward pass."""
@@ -107,7 +145,8 @@ def nearly_zeros(length: int, at: int) -> list[int]:
     return [int(i == at) for i in range(length)]
 
 
-KINDS = ["open"] * 5 + ["write"] * 8 + ["close"] * 4 + ["tail", "fork", "extend", "truncate", "pin", "pin", "unpin"]
+KINDS = ["open"] * 5 + ["write"] * 8 + ["close"] * 4 + ["land"] * 2 + ["pin"] * 2
+KINDS += ["tail", "fork", "extend", "truncate", "unpin"]
 
 
 def action(source: random.Random) -> tuple[str, ...]:
@@ -159,7 +198,7 @@ def test_blocks_always_hold_the_chain_they_are_known_by(blocks, grows, count, se
     assert set(cache.manager.refs) == {0} and cache.manager.available == cache.manager.total
 
 
-SEQUENCE_ACTIONS = {"write", "tail", "close", "fork", "extend", "truncate"}
+SEQUENCE_ACTIONS = {"write", "land", "tail", "close", "fork", "extend", "truncate"}
 
 
 def act(cache, live, sequence, name, tokens, part):
@@ -172,6 +211,13 @@ def act(cache, live, sequence, name, tokens, part):
             assert (sequence.block_table, cache.manager.refs[: len(before[1])]) == before
     elif name == "tail":
         sequence.tail()
+    elif name == "land":
+        try:
+            cache.land(sequence, tokens, part)
+        except PoolFull as full:
+            assert full.needed > full.free
+        if sequence.closed:
+            live.remove(sequence)
     elif name == "fork":
         live.append(sequence.fork())
     elif name == "extend":

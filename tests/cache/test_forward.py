@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from tests.cache.support import BLOCK, ask, finish, model, near, new_cache, prompt, same, step, stock_logits
+from tests.cache.support import BLOCK, ask, finish, model, near, new_cache, prefill, prompt, same, step, stock_logits
 
 LENGTHS = [2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5, 10 * BLOCK + 3]
 
@@ -89,3 +91,78 @@ def test_growth_of_the_pool_keeps_every_row():
     got, sequence, _ = ask(net, cache, tokens)
     assert same(got, stock_logits(net, tokens))
     assert 20 <= cache.stats.blocks_total <= 64
+
+
+def test_a_recycled_block_never_serves_its_old_prompt():
+    """F1: three blocks; A is evicted and its blocks filled by X, Y, Z; A asked again is computed again."""
+    net = model()
+    cache = new_cache(net, blocks=3)
+    a = prompt(2 * BLOCK + 3)
+    cold, sequence, _ = ask(net, cache, a)
+    finish(sequence)
+    for seed in (1, 2, 3):
+        _, sequence, _ = ask(net, cache, prompt(2 * BLOCK + 3, seed=seed))
+        finish(sequence)
+    again, sequence, computed = ask(net, cache, a)
+    assert computed == len(a)
+    assert same(again, cold) and same(cold, stock_logits(net, a))
+
+
+def test_alternating_prompts_and_branches_compute_only_their_own_suffix():
+    """F16: A, B, A, B, then three branches of one tree."""
+    net = model()
+    cache = new_cache(net)
+    trunk = prompt(2 * BLOCK + 3)
+    prompts = [prompt(30, seed=1), prompt(30, seed=2), *(trunk + prompt(9, seed=s) for s in (3, 4, 5))]
+    for tokens in prompts:
+        finish(ask(net, cache, tokens)[1])
+    for _ in range(2):
+        for tokens in prompts:
+            got, sequence, computed = ask(net, cache, tokens)
+            assert computed == 1
+            assert same(got, stock_logits(net, tokens))
+            for i in range(BLOCK):
+                step(net, cache, sequence, i)
+            finish(sequence)
+
+
+def test_a_chunk_that_fails_half_way_leaves_no_trace(monkeypatch):
+    """F7: an error inside a layer; the retry, and what others see meanwhile, equal cold."""
+    net = model()
+    cache = new_cache(net)
+    tokens = prompt(40)
+    sequence = cache.open(tokens, None)
+    prefill(net, cache, sequence, tokens[:16])
+    layer = type(net.layers[1])
+    original = layer.__call__
+
+    def failing(self, x, *given, **named):
+        if self is net.layers[1]:
+            raise RuntimeError("a kernel failed")
+        return original(self, x, *given, **named)
+
+    monkeypatch.setattr(layer, "__call__", failing)
+    with pytest.raises(RuntimeError):
+        prefill(net, cache, sequence, tokens[:-1])
+    monkeypatch.setattr(layer, "__call__", original)
+    assert sequence.rows == 16 and cache.match(tokens).rows == 16
+    prefill(net, cache, sequence, tokens[:-1])
+    assert same(step(net, cache, sequence, tokens[-1]), stock_logits(net, tokens))
+    finish(sequence)
+    assert same(ask(net, cache, tokens)[0], stock_logits(net, tokens))
+
+
+def test_the_cache_belongs_to_one_thread():
+    cache = new_cache(model())
+    caught = []
+
+    def use():
+        try:
+            cache.match([1])
+        except AssertionError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join(30)
+    assert len(caught) == 1

@@ -30,8 +30,13 @@ def ask(client: Client, ids: list[int], *, max_tokens: int = 4, **options: Any) 
     stats = done.stats
     assert stats.cached_tokens + stats.computed_tokens == stats.prompt_tokens == len(ids)
     return Answer(
-        done.text, list(done.logprobs), stats.computed_tokens, stats.cached_memory_tokens,
-        stats.cached_ssd_tokens, stats.stored_tokens, stats.prompt_tokens,
+        done.text,
+        list(done.logprobs),
+        stats.computed_tokens,
+        stats.cached_memory_tokens,
+        stats.cached_ssd_tokens,
+        stats.stored_tokens,
+        stats.prompt_tokens,
     )
 
 

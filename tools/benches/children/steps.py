@@ -65,7 +65,7 @@ def paged_step(model: Any, position: int, steps: int, blocks: int = 0) -> Callab
     needed = -(-(position + steps + 16) // BLOCK)
     cache = PagedCache(layout, BLOCK, max(needed, blocks), initial_blocks=max(needed, blocks), namespace=bytes(16))
     for array in cache.pool.arrays:
-        array[..., : position, :] = mx.random.normal((*array.shape[:2], position, array.shape[3]))
+        array[..., :position, :] = mx.random.normal((*array.shape[:2], position, array.shape[3]))
     cache.pool.evaluate()
     sequence: CachedSequence = cache.open([], None, expected_rows=position + steps + 16)
     sequence.reserve(position)

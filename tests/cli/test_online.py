@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvd.cli import main as cli
+from kvd.home import Home, holder
 from tests.front.support import Daemon, daemon, until
 
 Shown = pytest.CaptureFixture[str]
@@ -100,7 +101,12 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first(running: Daemon, c
 
 
 def test_stop_waits_until_it_is_gone_and_a_second_stop_is_no_error(running: Daemon, capsys: Shown) -> None:
-    assert cli.main(["stop"]) == 0
+    (running.home / "kvd.toml").write_text('[daemon]\ndrain = "500ms"\n')
+    with running.client() as client:
+        client.ask("generate", {"prompt": "hold"}, "demo")
+        until(lambda: running.status()["requests"], "the request runs")
+        assert cli.main(["stop"]) == 0
+    assert holder(Home(running.home)) is None
     assert "stopped" in capsys.readouterr().out
     assert running.process.wait(5) == 0
     assert cli.main(["stop", "--now"]) == 0

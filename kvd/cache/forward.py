@@ -21,6 +21,7 @@ def forward(
     *,
     discard_last: bool = False,
     logits: bool = True,
+    inputs: mx.array | None = None,
 ) -> mx.array | None:
     """One sequence with L tokens (a prefill chunk), or N sequences with one token each (a decode batch).
 
@@ -29,15 +30,20 @@ def forward(
     computed, and evaluates it: what a prefill chunk needs.
     discard_last: the one row given is stored already (rows >= 1): it attends to the stored rows up to itself, its own
     KV is discarded, nothing is written; no `reserve` and no `advance`.
+    inputs: `[N]` ids of a decode batch that are still being computed, instead of those in `batch` (which then only
+    count): the pass is put in line behind them.
     """
     cache.assert_owner()
     tokens = [list(ids) for _, ids in batch]
     assert batch and (len(batch) == 1 or all(len(ids) == 1 for ids in tokens)) and len(tokens[0]) >= 1
     if len(batch) > 1 and not cache.paths.opaque:
-        rows = [forward(model, cache, [item], logits=logits) for item in batch]
+        one_by_one = [None] * len(batch) if inputs is None else mx.split(inputs, len(batch))
+        pairs = zip(batch, one_by_one, strict=True)
+        rows = [forward(model, cache, [item], logits=logits, inputs=ids) for item, ids in pairs]
         return mx.concatenate([row for row in rows if row is not None]) if logits else None
     step = plan_step(cache, [sequence for sequence, _ in batch], len(tokens[0]), discard_last)
-    out = model(mx.array(tokens), cache=cache.layer_caches(step))
+    ids = mx.array(tokens) if inputs is None else inputs[:, None]
+    out = model(ids, cache=cache.layer_caches(step))
     if not logits:
         del out
         cache.pool.evaluate()

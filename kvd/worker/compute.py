@@ -7,17 +7,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from kvd.cache.paged import PagedCache, forward
 from kvd.cache.results import Published
+from kvd.cache.sequence import CachedSequence
 from kvd.worker.params import Params
 from kvd.worker.planner import Rates
 from kvd.worker.request import Choice, Request
-from kvd.worker.sampler import Draw, Drawer, draw
+from kvd.worker.sampler import Draw, Drawer, Draws, begin
+from kvd.worker.scheduler import Stage
 from kvd.worker.text import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A decode step in line. `positions`: what each choice's answer has before the drawn token."""
+
+    choices: tuple[Choice, ...]
+    draws: Draws
+    positions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, choices: Sequence[Choice], draws: Draws, ahead: int) -> _Flight:
+        return cls(tuple(choices), draws, tuple(len(choice.output) + ahead for choice in choices))
+
+    def has(self, choice: Choice) -> bool:
+        """Whether this step draws the token that `choice` needs next: not if it ended or was preempted since."""
+        for one, position in zip(self.choices, self.positions, strict=True):
+            if one is choice:
+                return choice.stage is Stage.DECODING and choice.seq is not None and len(choice.output) == position
+        return False
 
 
 class Computer:
@@ -31,6 +54,7 @@ class Computer:
         self._rates = rates
         self._published = published
         self.rows_fed = 0
+        self._flight: _Flight | None = None
 
     def chunk(self, choice: Choice, start: int, end: int) -> None:
         """Rows [start, end) of the target, all but the last row of it. Raises PoolFull before anything is computed.
@@ -67,17 +91,52 @@ class Computer:
                 self._published(choice, block)
         return logits
 
-    def step(self, choices: Sequence[Choice]) -> list[Draw]:
-        """One token for each choice, in one batch. Room must have been reserved."""
-        batch = [(choice.seq, choice.output[-1:]) for choice in choices if choice.seq is not None]
-        assert len(batch) == len(choices)
+    def pending(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Those of `choices` whose next token is being computed already."""
+        flight = self._flight
+        return [] if flight is None else [choice for choice in choices if flight.has(choice)]
+
+    def begin(self, choices: Sequence[Choice]) -> None:
+        """Put a step for these in line: each feeds its last token. Room must have been reserved."""
+        batch = [(_seq(choice), choice.output[-1:]) for choice in choices]
         logits = forward(self._model, self._cache, batch)
         assert logits is not None
-        drawn = draw(logits, [choice.drawer for choice in choices])
-        for choice, (seq, token) in zip(choices, batch, strict=True):
-            for block in seq.advance(token):
+        self._flight = _Flight.of(choices, begin(logits, [choice.drawer for choice in choices]), 0)
+        self._advance(self._flight, [choice.output[-1] for choice in choices])
+
+    def finish(self, ahead: bool) -> list[tuple[Choice, Draw]]:
+        """The tokens of the step in line, for choices that still wait for them. `ahead`: put the next step in line
+        before waiting, fed with tokens that nobody knows yet; room must have been reserved."""
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        if ahead:
+            batch = [(_seq(choice), choice.output[-1:]) for choice in flight.choices]
+            logits = forward(self._model, self._cache, batch, inputs=flight.draws.tokens)
+            assert logits is not None
+            following = begin(logits, [choice.drawer for choice in flight.choices], 1)
+            self._flight = _Flight.of(flight.choices, following, 1)
+        drawn = flight.draws.read()
+        if self._flight is not None:
+            self._advance(self._flight, [one.token for one in drawn])
+        return [(choice, one) for choice, one in zip(flight.choices, drawn, strict=True) if flight.has(choice)]
+
+    def forget(self, choices: Sequence[Choice]) -> None:
+        """Drop the step in line after a failure inside it: rows that it was to write do not count."""
+        self._flight = None
+        for choice in choices:
+            known = len(choice.request.tokens) + len(choice.output) - 1
+            if choice.seq is not None and choice.seq.rows > known:
+                choice.seq.truncate(known)
+
+    def _advance(self, flight: _Flight, tokens: Sequence[int]) -> None:
+        """The step's rows count from now on: whatever is put in line after it sees them. A block that it fills is
+        made known only when the step has really been computed."""
+        size = self._cache.block_size
+        if any((_seq(choice).rows + 1) % size == 0 for choice in flight.choices):
+            mx.eval(flight.draws.tokens)
+        for choice, token in zip(flight.choices, tokens, strict=True):
+            for block in _seq(choice).advance([token]):
                 self._published(choice, block)
-        return drawn
 
     @staticmethod
     def _count(choice: Choice, start: int, end: int) -> None:
@@ -109,3 +168,8 @@ def twin(choice: Choice, index: int, tokenizer: Any, params: Params) -> Choice:
         stage=choice.stage,
         seq=choice.seq.fork(),
     )
+
+
+def _seq(choice: Choice) -> CachedSequence:
+    assert choice.seq is not None
+    return choice.seq

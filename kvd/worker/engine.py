@@ -159,7 +159,7 @@ class Engine:
         decision = decide(live.jobs(), limits)
         started = sum(self._start(live.choice(id)) for id in decision.admit if id in live)
         if decoding := [live.choice(id) for id in decision.decode if id in live]:
-            generation.decode(decoding)
+            generation.decode(decoding, alone=decision.prefill is None and not decision.admit)
         if decision.prefill is not None and decision.prefill.id in live:
             generation.prefill(live.choice(decision.prefill.id), decision.prefill)
         return bool(started or decision.decode or decision.prefill) and not generation.stalled

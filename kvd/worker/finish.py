@@ -58,6 +58,8 @@ class Finisher:
         seq.tail()
         tokens, namespace = list(seq.tokens), seq.namespace
         seq.close()
+        if not request.prompt.params.reads:
+            self._cache.clear(namespace)
         if not request.prompt.params.stores:
             return
         match = self._cache.match(tokens, namespace)

@@ -102,25 +102,47 @@ class Generation:
         for one in (choice, *others):
             self._take(one, draw(logits, [one.drawer])[0], now)
 
-    def decode(self, choices: Sequence[Choice]) -> None:
-        """One token for each, in one batch. Those without room are preempted or make room."""
-        batch = [choice for choice in choices if self._reserve(choice)]
-        batch = [choice for choice in batch if choice.stage is Stage.DECODING]  # a later one may have taken its room
-        if not batch:
-            return
+    def decode(self, choices: Sequence[Choice], *, alone: bool) -> None:
+        """One token for each, in one batch; those that join while a step is in line wait for the next. `alone`: nothing
+        else is due, so that the following step may be put in line before this one's tokens are known."""
+        batch = self._computer.pending(choices)
         self._pulse("decode", STEP_S)
         try:
-            drawn = self._computer.step(batch)
+            if not batch:
+                batch = self._with_room(choices)
+                if not batch:
+                    return
+                self._computer.begin(batch)
+            drawn = self._computer.finish(alone and len(batch) == len(choices) and self._may_go_ahead(batch))
         except Exception as problem:  # noqa: BLE001  the border of one request, as in prefill
+            self._computer.forget(batch)
             if len(batch) == 1:
                 self._broken(batch, problem, "decode")
             else:
                 for choice in batch:
-                    self.decode([choice])
+                    self.decode([choice], alone=False)
             return
         now = self._clock()
-        for choice, one in zip(batch, drawn, strict=True):
+        for choice, one in drawn:
             self._take(choice, one, now)
+
+    def _with_room(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Those that have room for one more row, after others were preempted for them where need be."""
+        batch = [choice for choice in choices if self._reserve(choice)]
+        return [choice for choice in batch if choice.stage is Stage.DECODING]  # a later one may have taken its room
+
+    @staticmethod
+    def _may_go_ahead(batch: Sequence[Choice]) -> bool:
+        """Whether all will take another token, drawn without knowing this one, and have room for its row."""
+        for choice in batch:
+            if not choice.drawer.blind or len(choice.output) + 1 >= choice.request.prompt.params.max_tokens:
+                return False
+            try:
+                assert choice.seq is not None
+                choice.seq.reserve(1)
+            except PoolFull:
+                return False
+        return True
 
     def _reserve(self, choice: Choice) -> bool:
         if choice.stage is not Stage.DECODING or choice.seq is None:

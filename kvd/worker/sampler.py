@@ -41,9 +41,17 @@ class Drawer:
         if self.grammar is not None:
             self.grammar.accept(token)
 
-    def key(self) -> mx.array:
-        """The random key of this draw: a hash of seed, choice and position."""
-        text = f"{self.sampling.seed}/{self.choice}/{len(self.output)}".encode()
+    @property
+    def blind(self) -> bool:
+        """The next draw does not depend on which token the one before it gives: it can be prepared before that is
+        known."""
+        sampling = self.sampling
+        penalties = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
+        return self.grammar is None and not penalties
+
+    def key(self, ahead: int) -> mx.array:
+        """The random key of the draw `ahead` of the next: a hash of seed, choice and position."""
+        text = f"{self.sampling.seed}/{self.choice}/{len(self.output) + ahead}".encode()
         return mx.random.key(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
 
 
@@ -56,23 +64,45 @@ class Draw:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Draws:
+    """Draws of a batch that are computed or being computed; `read` waits for them."""
+
+    def __init__(
+        self, tokens: mx.array, chosen: dict[int, mx.array], tops: dict[int, tuple[mx.array, mx.array]]
+    ) -> None:
+        self.tokens = tokens
+        """[rows] ids: what the next step can be fed before anybody knows them"""
+        self._chosen = chosen
+        self._tops = tops
+        mx.async_eval(tokens, *(array for pair in tops.values() for array in pair), *chosen.values())
+
+    def read(self) -> list[Draw]:
+        return [
+            Draw(int(token), _value(self._chosen.get(i)), _pairs(self._tops[i]) if i in self._tops else ())
+            for i, token in enumerate(_numbers(self.tokens))
+        ]
+
+
 def draw(logits: mx.array, drawers: Sequence[Drawer]) -> list[Draw]:
-    """One token per row of `logits` [rows, vocab]; row i belongs to drawers[i]. Evaluates everything at once."""
+    """One token per row of `logits` [rows, vocab]; row i belongs to drawers[i]."""
+    return begin(logits, drawers).read()
+
+
+def begin(logits: mx.array, drawers: Sequence[Drawer], ahead: int = 0) -> Draws:
+    """As `draw`, without waiting. ahead=1: the draws after those that are being computed now (drawers must be
+    `blind`)."""
+    if all(one.blind and one.sampling.greedy and one.sampling.plain and not one.sampling.logprobs for one in drawers):
+        return Draws(mx.argmax(logits, axis=-1), {}, {})
     rows = [_processed(logits[i : i + 1], drawer) for i, drawer in enumerate(drawers)]
     normal = {
         i: row.astype(mx.float32) - mx.logsumexp(row.astype(mx.float32), axis=-1, keepdims=True)
         for i, row in enumerate(rows)
         if drawers[i].sampling.logprobs or not drawers[i].sampling.greedy
     }
-    tokens = [_token(rows[i], normal.get(i), drawer) for i, drawer in enumerate(drawers)]
-    picked = mx.concatenate(tokens)
+    tokens = [_token(rows[i], normal.get(i), drawer, ahead) for i, drawer in enumerate(drawers)]
     tops = {i: _top(normal[i], d.sampling.top_logprobs) for i, d in enumerate(drawers) if d.sampling.top_logprobs}
     chosen = {i: normal[i][0, tokens[i]] for i, d in enumerate(drawers) if d.sampling.logprobs}
-    mx.eval(picked, *(array for pair in tops.values() for array in pair), *chosen.values())
-    return [
-        Draw(int(token), _value(chosen.get(i)), _pairs(tops[i]) if i in tops else ())
-        for i, token in enumerate(_numbers(picked))
-    ]
+    return Draws(mx.concatenate(tokens), chosen, tops)
 
 
 def _value(array: mx.array | None) -> float | None:
@@ -107,7 +137,7 @@ def _processed(row: mx.array, drawer: Drawer) -> mx.array:
     return row
 
 
-def _token(row: mx.array, normal: mx.array | None, drawer: Drawer) -> mx.array:
+def _token(row: mx.array, normal: mx.array | None, drawer: Drawer, ahead: int) -> mx.array:
     """[1] token id."""
     sampling = drawer.sampling
     if sampling.greedy or normal is None:
@@ -119,7 +149,7 @@ def _token(row: mx.array, normal: mx.array | None, drawer: Drawer) -> mx.array:
             normal = sample_utils.apply_min_p(normal, sampling.min_p)
         if 0 < sampling.top_k < normal.shape[-1]:
             normal = sample_utils.apply_top_k(normal, sampling.top_k)
-    return mx.random.categorical(normal * (1.0 / sampling.temperature), key=drawer.key())
+    return mx.random.categorical(normal * (1.0 / sampling.temperature), key=drawer.key(ahead))
 
 
 @contextmanager

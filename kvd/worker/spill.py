@@ -54,7 +54,6 @@ class Spill:
         settled: Callable[[bytes], None],
         *,
         max_pending: int,
-        durable: bool = True,
     ) -> None:
         """`settled(chain)` is called on any thread when a pending block became durable or will not. `max_pending` bytes
         of blocks may wait for the disk; beyond it they are dropped from this queue, never waited for."""
@@ -63,7 +62,6 @@ class Spill:
         self._outbox = outbox
         self._settled = settled
         self._max_pending = max_pending
-        self._durable_writes = durable
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._asked: dict[int, _Job] = {}
@@ -161,7 +159,7 @@ class Spill:
         assert place is not None
         try:
             size, checksum = store_shard(
-                self._files, place.temp, place.final, job.header, job.host.buffers(), durable=self._durable_writes
+                self._files, place.temp, place.final, job.header, job.host.buffers(), durable=place.durable
             )
         except OSError as problem:
             reason = "no_space" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "write_failed"

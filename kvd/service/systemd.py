@@ -23,7 +23,8 @@ class Systemd(Manager):
     def render(self) -> bytes:
         lines = [f"Environment={_quoted(f'{name}={value}')}" for name, value in environment().items()]
         text = template(UNIT).decode()
-        text = text.replace("@COMMAND@", " ".join(_quoted(word) for word in command()))
+        words = (_quoted(word).replace("$", "$$") for word in command())  # only commands expand variables
+        text = text.replace("@COMMAND@", " ".join(words))
         text = text.replace("@ENVIRONMENT@\n", "".join(line + "\n" for line in lines))
         return text.encode()
 
@@ -52,6 +53,6 @@ class Systemd(Manager):
 
 
 def _quoted(word: str) -> str:
-    """For a unit file: specifiers and variables off, quotes where needed."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """For a unit file: specifiers off, quotes where needed."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"' if re.search(r"[\s\"'\\;]", word) else escaped

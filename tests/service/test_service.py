@@ -112,7 +112,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("KVD_SOCKET", '/tmp/odd "name" 100%/$HOME/kvd.sock')
     file = tmp_path / "kvd.service"
     file.write_bytes(Systemd().render())
-    assert r'Environment="KVD_SOCKET=/tmp/odd \"name\" 100%%/$$HOME/kvd.sock"' in file.read_text()
+    assert r'Environment="KVD_SOCKET=/tmp/odd \"name\" 100%%/$HOME/kvd.sock"' in file.read_text()
     env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(
         ["systemd-analyze", "--user", "verify", str(file)], capture_output=True, text=True, env=env

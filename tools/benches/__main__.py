@@ -20,6 +20,7 @@ BENCHES = {
     "batch": "aggregate tokens/s of mixed and sharing requests against mlx-lm's BatchGenerator",
     "gap": "inter-token gap of a stream while a long prompt prefills",
     "gateway": "added time to first token and per streamed token over HTTP",
+    "gpu": "an NVIDIA GPU: reuse, decode and sharing at 32K tokens, Llama-3-8B shape (only when named)",
     "idle": "CPU use of the daemon at rest with a model loaded",
 }
 """Each is a module of this package with `run() -> list[Row]`."""
@@ -27,7 +28,7 @@ BENCHES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all but gpu")
     parser.add_argument("--list", action="store_true", help="name the benches and what they measure")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     options = parser.parse_args()
@@ -39,7 +40,7 @@ def main() -> int:
         parser.error(f"unknown bench: {', '.join(sorted(unknown))}; --list names them")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     rows: list[Row] = []
-    for name in options.names or BENCHES:
+    for name in options.names or (name for name in BENCHES if name != "gpu"):
         print(f"{name}: {BENCHES[name]} …", file=sys.stderr, flush=True)
         found: list[Row] = importlib.import_module(f"benches.{name}").run()
         show(found, name)

@@ -21,7 +21,7 @@ class Child:
     def __init__(self, name: str, *arguments: str, home: Path) -> None:
         env = {
             **os.environ,
-            "PYTHONPATH": str(TOOLS),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(TOOLS), os.environ.get("PYTHONPATH")))),
             "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1"),
         }
         if library := blas.preload(home):

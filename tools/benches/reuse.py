@@ -65,7 +65,7 @@ def at_length(length: int, models: Path, repeat_bar: str, restart_bar: str) -> l
             for _ in range(3):
                 tail = [rng.randrange(10, 40_000) for _ in range(length - kept)]
                 changed.append(ask(client, ids[:kept] + tail))
-                stock_seconds.append(stock.ask(offset=kept, rows=length - kept, chunk=CHUNK)["seconds"])
+                stock_seconds.append(stock.ask(what="prefill", offset=kept, rows=length - kept, chunk=CHUNK)["seconds"])
         restarts = []
         for _ in range(3):
             daemon.restart()

@@ -159,7 +159,7 @@ def test_tokens_come_out_as_they_come_in(running: Any) -> None:
     assert process.poll() is None
 
 
-@pytest.mark.parametrize("kind", KvdError.__subclasses__())
+@pytest.mark.parametrize("kind", [k for k in KvdError.__subclasses__() if k.__module__ == "kvclient.errors"])
 def test_every_error_has_its_exit_code_and_one_line(daemon: FakeDaemon, kind: type[KvdError]) -> None:
     daemon.scripts["generate"] = lambda message, send: send("error", kind("it\ntripped").to_wire())
     done = kv("hi")

@@ -99,7 +99,7 @@ def test_a_bad_request_is_refused_before_anything_is_sent(daemon: FakeDaemon, kv
     assert daemon.received.empty()
 
 
-@pytest.mark.parametrize("kind", KvdError.__subclasses__())
+@pytest.mark.parametrize("kind", [k for k in KvdError.__subclasses__() if k.__module__ == "kvclient.errors"])
 def test_the_daemons_errors_arrive_as_their_types(daemon: FakeDaemon, kv: Any, kind: type[KvdError]) -> None:
     daemon.scripts["generate"] = lambda message, send: send("error", kind("it tripped", limit=5).to_wire())
     with pytest.raises(kind, match="it tripped") as raised:

@@ -102,8 +102,8 @@ class LookedUp(_Typed):
 
 @dataclass(frozen=True, slots=True)
 class Reserved(_Typed):
-    """Answer to Reserve `q`. Write to `temp`, fsync, rename to `final`, then send Written; or send Abandon. With `ok`
-    false nothing may be written and `reason` is a counter's name."""
+    """Answer to Reserve `q`. Write to `temp`, fsync if `durable`, rename to `final`, then send Written or Abandon. With
+    `ok` false nothing may be written and `reason` is a counter's name."""
 
     KIND = "reserved"
     q: int
@@ -112,6 +112,7 @@ class Reserved(_Typed):
     temp: str = ""
     final: str = ""
     reason: str = ""
+    durable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ class StoreThread:
             self._send(asker, Reserved(asked.q, False, reason=made.reason))
             return
         self._runs[made.id] = asker.run
-        self._send(asker, Reserved(asked.q, True, made.id, made.temp, made.final))
+        self._send(asker, Reserved(asked.q, True, made.id, made.temp, made.final, durable=made.durable))
 
     def _commit(self, written: list[tuple[Asker, Written]]) -> None:
         shards = [shard for _, shard in written]

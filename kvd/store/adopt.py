@@ -87,6 +87,14 @@ def quarantine_file(core: Core, path: str, disk: int, reason: str) -> None:
     core.settle_other()
 
 
+def enforce(core: Core) -> None:
+    """Limits hold on return. Orphans get their rows first if anything has to go, so that pins and the order of leaving
+    are known for them too. Raises OSError, IndexFailed."""
+    if core.orphans and core.ledger.missing(0) > 0:
+        adopt(core, list(core.orphans.values()))
+    core.make_room(0, force=True)
+
+
 def rebuild_index(core: Core) -> int:
     """A new index from the shards; returns how many have a row again. Raises OSError, IndexFailed."""
     reset_index(core)

@@ -48,7 +48,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Room for one shard of exactly `nbytes`: write to `temp`, fsync, rename to `final`, report `Written`."""
+    """Room for one shard of exactly `nbytes`. Write to `temp`, fsync if `durable`, rename to `final`, say `Written`."""
 
     id: int
     namespace: bytes
@@ -60,6 +60,7 @@ class Reservation:
     preview: str
     temp: str
     final: str
+    durable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

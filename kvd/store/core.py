@@ -101,7 +101,8 @@ class Core:
     def make_room(self, nbytes: int, *, force: bool = False) -> str:
         """Room for one more block of `nbytes` on disk; returns "" or the reason why there is none.
 
-        force: pins give way too (a limit that was lowered is still a limit). Raises OSError, IndexFailed."""
+        force: for the limit itself pins give way too. Adopt orphans before that (`adopt.enforce`): they may be pinned.
+        Raises OSError."""
         if nbytes and self.ledger.missing(nbytes) > 0 and nbytes > self.limits.limit - self.fixed:
             return "larger_than_limit"
         for missing, reason in ((self.ledger.missing, "full"), (self.space_missing, "free_space")):
@@ -111,7 +112,7 @@ class Core:
             self.collect_junk(need)
             if (need := missing(nbytes)) > 0:
                 self.evict(need + self.limits.limit // SLACK, self.table.slots.values(), reason, self.held())
-            if force and missing(nbytes) > 0:
+            if force and reason == "full" and missing(nbytes) > 0:
                 self._evict_held(missing, nbytes, reason)
             if missing(nbytes) > 0:
                 return reason

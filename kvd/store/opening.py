@@ -8,7 +8,7 @@ import os
 import plistlib
 import sys
 
-from kvd.store.adopt import quarantine_file, rebuild_index
+from kvd.store.adopt import enforce, quarantine_file, rebuild_index
 from kvd.store.check import sound
 from kvd.store.core import Core
 from kvd.store.files import read_whole, replace_whole
@@ -55,7 +55,7 @@ def fill(core: Core) -> None:
     core.orphans = dict(listing.shards)
     _load_small(core)
     core.measure()
-    _enforce(core, junk_only=True)
+    core.collect_junk(core.ledger.missing(0))
     if _trusted(core):
         try:
             core.index.reopen()
@@ -67,7 +67,7 @@ def fill(core: Core) -> None:
         _rebuild(core)
     compact(core)
     core.measure()
-    _enforce(core)
+    enforce(core)
 
 
 def _sweep_temp(core: Core, listing: Listing) -> None:
@@ -159,26 +159,7 @@ def _rebuild(core: Core) -> None:
         core.forget(slot)
     core.orphans = scan(core.files, core.tree).shards
     core.settle_other()
-    _enforce_orphans(core)
     rebuild_index(core)
-
-
-def _enforce_orphans(core: Core) -> None:
-    """Before a rebuild: oldest files leave until the limit holds, so that it holds within a second of the start."""
-    for orphan in sorted(core.orphans.values(), key=lambda o: o.mtime):
-        if core.ledger.usage().room >= 0:
-            break
-        core.unlink(core.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
-        del core.orphans[orphan.chain]
-        core.counters["evicted.full_orphan"] += 1
-        core.settle_other()
-
-
-def _enforce(core: Core, junk_only: bool = False) -> None:
-    if junk_only:
-        core.collect_junk(-core.ledger.usage().room)
-    else:
-        core.make_room(0, force=True)
 
 
 def compact(core: Core) -> None:

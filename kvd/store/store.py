@@ -17,7 +17,7 @@ from typing import Any
 from kvclient.errors import StoreError
 from kvd.cache.chain import next_chain
 from kvd.store import commit, opening
-from kvd.store.adopt import adopt, quarantine_file, rebuild_index
+from kvd.store.adopt import adopt, enforce, quarantine_file, rebuild_index
 from kvd.store.base import CommittedItem, Entry, Found, Limits, Refusal, Reservation, Written, disk_bytes
 from kvd.store.core import Core
 from kvd.store.files import Files, RealFiles, replace_whole
@@ -162,7 +162,7 @@ class Store:
         number, self._next_id = self._next_id, self._next_id + 1
         found = Reservation(
             number, namespace, chain, parent, tuple(tokens), start, nbytes, preview,
-            core.tree.temp(number, chain), core.tree.shard(namespace, chain),
+            core.tree.temp(number, chain), core.tree.shard(namespace, chain), core.limits.durable,
         )
         core.ledger.reserve(number, disk_bytes(nbytes))
         core.pending[number] = found
@@ -282,7 +282,7 @@ class Store:
             if core.clock() - self._flushed >= FLUSH_S:
                 self._flush()
             core.measure()
-            core.make_room(0, force=core.ledger.usage().room < 0)
+            enforce(core)
         except OSError as problem:
             core.disk_failed(problem)
         except IndexFailed as problem:
@@ -295,9 +295,11 @@ class Store:
         core.limits = limits
         core.ledger.limit = limits.limit
         try:
-            core.make_room(0, force=True)
+            enforce(core)
         except OSError as problem:
             core.disk_failed(problem)
+        except IndexFailed as problem:
+            core.counters[f"limits.{problem.reason}"] += 1
 
     def close(self) -> None:
         """Give up what is pending, write hits and wear, mark the index as closed in order, release the lock."""

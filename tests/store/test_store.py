@@ -332,3 +332,31 @@ def test_a_wrong_report_of_a_vanished_shard_changes_nothing(actor: Actor) -> Non
     actor.put([1, 2])
     actor.store.quarantine(NAMESPACE, actor.blocks([1, 2])[0].chain, "vanished")
     assert actor.get([1, 2]) == 2
+
+
+def test_a_reservation_says_whether_to_sync(world: World) -> None:
+    place = reserve(world.open(durable=False), [1])
+    assert isinstance(place, Reservation) and not place.durable
+
+
+def test_pinned_blocks_stay_when_a_start_finds_leftovers_beside_a_full_store(world: World) -> None:
+    """What a killed writer left uncommitted goes before a pin does."""
+    actor = world.open(900_000)
+    pinned = [[100 * n + i for i in range(8)] for n in range(1, 7)]
+    for tokens in pinned:
+        assert actor.put(tokens) == 8
+        actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks(tokens)])
+    places = []
+    while isinstance(place := reserve(actor, [5, len(places)]), Reservation):
+        write(actor, place, [5, len(places)])
+        places.append(place)
+    assert places and place.reason == "full"
+    crash(actor.store)
+    world.stores.clear()
+    for n in range(16):
+        block = actor.blocks([6, n])[0]
+        store_shard(actor.files, world.folder + "/tmp/x", actor.store._core.tree.shard(NAMESPACE, block.chain), block,
+                    payload(block))  # fmt: skip
+    again = world.open(900_000)
+    assert [again.get(tokens) for tokens in pinned] == [8] * len(pinned)
+    assert du(world.folder) <= 900_000

@@ -48,6 +48,7 @@ class Core:
         self.sightings = Sightings()
         self.counters: Counter[str] = Counter()
         self.pending: dict[int, Reservation] = {}
+        self.last_reservation = 0
         self.by_chain: dict[bytes, int] = {}
         """chain -> pending reservation"""
         self.orphans: dict[bytes, Lying] = {}

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvclient.errors import StoreError
-from kvd.cache.chain import next_chain
-from kvd.store import commit, opening
+from kvd.store import commit, lookup, opening, reserve
 from kvd.store.adopt import adopt, enforce, quarantine_file, rebuild_index
-from kvd.store.base import CommittedItem, Entry, Found, Limits, Refusal, Reservation, Written, disk_bytes
+from kvd.store.base import CommittedItem, Found, Limits, Refusal, Reservation, Written
 from kvd.store.core import Core
 from kvd.store.files import Files, RealFiles, replace_whole
 from kvd.store.index import Batch, Index
@@ -45,7 +44,6 @@ class Store:
         self._thread = threading.get_ident()
         self._dirty: dict[bytes, Slot] = {}
         self._flushed = core.clock()
-        self._next_id = 1
         self._closed = False
 
     @classmethod
@@ -91,43 +89,7 @@ class Store:
     def lookup(self, namespace: bytes, chains: Sequence[bytes], parent: bytes, tail: Sequence[int]) -> Found:
         """What is stored of a prompt that goes on behind `parent` (its namespace at the start) with the token ids
         `tail`, whose full blocks have `chains`."""
-        core = self.core
-        if core.offline:
-            return Found()
-        hits: list[Entry] = []
-        last, rows = parent, 0
-        for chain in chains:
-            slot = core.table.get(namespace, chain)
-            if slot is None or slot.parent != last:
-                break
-            slot.used = core.clock()
-            hits.append(self._entry(slot))
-            last = chain
-            rows += slot.tokens
-        child, child_rows = self._best_child(namespace, last, tail[rows:])
-        core.counters["lookups"] += 1
-        core.counters["lookup_hits"] += len(hits)
-        return Found(tuple(hits), child, child_rows)
-
-    def _best_child(self, namespace: bytes, parent: bytes, tokens: Sequence[int]) -> tuple[Entry | None, int]:
-        core = self._core
-        if parent not in core.table.children:
-            return None, 0
-        try:
-            best = core.index.best_child(parent, tokens)
-        except IndexFailed as problem:
-            core.index_failed(problem)
-            return None, 0
-        slot = core.table.get(namespace, best[0]) if best else None
-        if slot is None or best is None:
-            return None, 0
-        if best[1]:
-            slot.used = core.clock()
-        return self._entry(slot), best[1]
-
-    def _entry(self, slot: Slot) -> Entry:
-        path = self._core.tree.shard(slot.namespace, slot.chain)
-        return Entry(slot.chain, slot.parent, slot.tokens, path, slot.size, slot.checksum)
+        return lookup.lookup(self.core, namespace, chains, parent, tail)
 
     def touched(self, namespace: bytes, chains: Iterable[bytes]) -> None:
         """Blocks that were used: they count a hit and are the most recent now."""
@@ -147,56 +109,9 @@ class Store:
     ) -> Reservation | Refusal:
         """Room for one shard of exactly `nbytes` (`header.file_bytes`). Every reservation ends in `commit` or
         `abandon`."""
-        core = self.core
-        try:
-            reason = self._refuses(namespace, chain, parent, tokens, nbytes)
-            if not reason:
-                core.files.mkdir(core.tree.namespace(namespace))
-                core.namespaces.add(namespace)
-        except OSError as problem:
-            core.disk_failed(problem)
-            reason = "io_error"
-        if reason:
-            core.counters[f"refused.{reason}"] += 1
-            return Refusal(reason)
-        number, self._next_id = self._next_id, self._next_id + 1
-        found = Reservation(
-            number, namespace, chain, parent, tuple(tokens), start, nbytes, preview,
-            core.tree.temp(number, chain), core.tree.shard(namespace, chain), core.limits.durable,
-        )
-        core.ledger.reserve(number, disk_bytes(nbytes))
-        core.pending[number] = found
-        core.by_chain[chain] = number
-        return found
-
-    def _refuses(
-        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], nbytes: int
-    ) -> str:
-        core = self._core
-        if self._closed or core.offline:
-            return "offline" if core.offline else "closed"
-        if chain in core.table.slots:
-            return "exists"
-        if chain in core.by_chain:
-            return "pending"
-        if nbytes <= 0 or not tokens or next_chain(parent, tokens) != chain:
-            return "bad_request"
-        if lying := core.orphans.get(chain):
-            with contextlib.suppress(IndexFailed):
-                adopt(core, [lying])
-            if chain in core.table.slots:
-                return "exists"
-            if chain in core.orphans:
-                return "index_failed"
-        child, rows = self._best_child(namespace, parent, tokens)
-        if child is not None and rows == len(tokens):
-            return "covered"
-        if core.limits.admission == "second" and not core.sightings.again(chain):
-            return "first_use"
-        disk = disk_bytes(nbytes)
-        if not core.make_quota(namespace, disk):
-            return "quota"
-        return core.make_room(disk)
+        if self._closed:
+            return Refusal("closed")
+        return reserve.reserve(self.core, namespace, chain, parent, tokens, start, nbytes, preview)
 
     def commit(self, written: Iterable[Written]) -> list[CommittedItem]:
         """All shards that workers have finished: one sync of their folders, one transaction. Durable on return where

@@ -1,0 +1,70 @@
+"""Room for a shard, or the reason why not. Every reservation ends in a commit or is given up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from kvd.cache.chain import next_chain
+from kvd.store.adopt import adopt
+from kvd.store.base import Refusal, Reservation, disk_bytes
+from kvd.store.core import Core
+from kvd.store.kv import IndexFailed
+from kvd.store.lookup import best_child
+
+
+def reserve(
+    core: Core, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], start: int, nbytes: int,
+    preview: str,
+) -> Reservation | Refusal:
+    """See `Store.reserve`."""
+    try:
+        reason = _refuses(core, namespace, chain, parent, tokens, nbytes)
+        if not reason:
+            core.files.mkdir(core.tree.namespace(namespace))
+            core.namespaces.add(namespace)
+    except OSError as problem:
+        core.disk_failed(problem)
+        reason = "io_error"
+    if reason:
+        core.counters[f"refused.{reason}"] += 1
+        return Refusal(reason)
+    core.last_reservation += 1
+    number = core.last_reservation
+    found = Reservation(
+        number, namespace, chain, parent, tuple(tokens), start, nbytes, preview,
+        core.tree.temp(number, chain), core.tree.shard(namespace, chain), core.limits.durable,
+    )
+    core.ledger.reserve(number, disk_bytes(nbytes))
+    core.pending[number] = found
+    core.by_chain[chain] = number
+    return found
+
+
+def _refuses(
+    core: Core, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], nbytes: int
+) -> str:
+    """"" or a counter's name. Cheap reasons first; what makes room comes last."""
+    if core.offline:
+        return "offline"
+    if chain in core.orphans:
+        with contextlib.suppress(IndexFailed):
+            adopt(core, [core.orphans[chain]])
+        if chain in core.orphans:
+            return "index_failed"
+    if chain in core.table.slots:
+        return "exists"
+    if chain in core.by_chain:
+        return "pending"
+    if nbytes <= 0 or not tokens or next_chain(parent, tokens) != chain:
+        return "bad_request"
+    child, rows = best_child(core, namespace, parent, tokens)
+    if child is not None and rows == len(tokens):
+        return "covered"
+    if core.limits.admission == "second" and not core.sightings.again(chain):
+        return "first_use"
+    disk = disk_bytes(nbytes)
+    if not core.make_quota(namespace, disk):
+        return "quota"
+    return core.make_room(disk)
+

@@ -1,0 +1,85 @@
+"""Writing in the background: failures cost a block its place on disk, never an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvd.store.faults import Faults, FaultyFiles
+from kvd.worker.spill import State
+from tests.worker.rig import B, Rig, ids
+
+
+@pytest.mark.parametrize("call", ["create", "pwritev", "fsync", "rename"])
+@pytest.mark.parametrize(("error", "reason"), [("ENOSPC", "no_space"), ("EIO", "write_failed")])
+def test_a_failed_write_is_counted_and_tried_again_at_the_next_use(call: str, error: str, reason: str) -> None:
+    faults = Faults(call, 2, error, forever=True)
+    prompt = ids(4 * B, 1)
+    with Rig(files=lambda: FaultyFiles(faults)) as rig:
+        first = rig.ask(prompt)
+        assert rig.engine.spill.counters[reason] == faults.fired > 0
+        assert first.stats["stored_tokens"] == B
+        faults.call = ""
+        again = rig.ask(prompt)
+        assert again.stats["computed_tokens"] == 1
+        assert again.stats["stored_tokens"] >= len(prompt)
+        assert again.logprobs == first.logprobs
+
+
+@pytest.mark.parametrize("call", ["open", "preadv", "stat"])
+@pytest.mark.parametrize("error", ["EIO", "EMFILE"])
+def test_a_failed_read_is_a_miss_from_there_on(call: str, error: str) -> None:
+    faults = Faults()
+    prompt = ids(4 * B, 2)
+    with Rig(files=lambda: FaultyFiles(faults)) as rig:
+        cold = rig.ask(prompt)
+        rig.restart()
+        faults.call, faults.nth, faults.error = call, faults.calls[call] + 1, error
+        again = rig.ask(prompt)
+        assert faults.fired == 1
+        stats = again.stats
+        assert 1 < stats["computed_tokens"] <= len(prompt)
+        assert stats["cached_tokens"] + stats["computed_tokens"] == len(prompt)
+        assert stats["miss_reason"] in ("read_failed", "truncated")
+        assert again.logprobs == cold.logprobs
+        assert rig.ask(prompt).logprobs == cold.logprobs
+
+
+def test_a_write_that_fails_once_is_made_good_before_the_answer_is_done() -> None:
+    faults = Faults("fsync", 2, "EIO")
+    with Rig(files=lambda: FaultyFiles(faults)) as rig:
+        assert rig.ask(ids(4 * B, 1)).stats["stored_tokens"] >= 4 * B
+        assert faults.fired == 1
+
+
+def test_a_disk_that_takes_nothing_delays_no_answer_and_blocks_are_dropped_with_a_reason() -> None:
+    with Rig() as rig:
+        rig.hold_writes.set()
+        block = rig.cache.layout.bytes_per_token() * B
+        rig.engine.spill._max_pending = 6 * block
+        for seed in range(6):
+            answer = rig.ask(ids(4 * B, seed), durable_wait_ms=0)
+            assert answer.kind == "done"
+        assert rig.engine.spill.pending_bytes <= 6 * block
+        assert rig.engine.spill.counters["slow_disk"] > 0
+        rig.release_writes()
+
+
+def test_pinned_blocks_do_not_fail_a_request_that_needs_room() -> None:
+    """The pool is full of blocks that the disk has not taken yet: the next prompt waits for it."""
+    with Rig(pool_blocks=8) as rig:
+        rig.hold_writes.set()
+        rig.ask(ids(6 * B, 1), durable_wait_ms=0)
+        waiting = rig.send(tokens=ids(6 * B, 2), durable_wait_ms=0)
+        rig.release_writes()
+        assert waiting.end().stats["computed_tokens"] == 6 * B
+
+
+def test_only_a_commit_makes_a_block_durable() -> None:
+    with Rig() as rig:
+        rig.hold_writes.set()
+        rig.ask(ids(2 * B, 1), durable_wait_ms=0)
+        chains = [bytes(entry.chain) for entry in rig.on_engine(lambda: rig.cache.match(ids(2 * B, 1))).blocks]
+        assert [rig.engine.spill.state(chain) for chain in chains] == [State.PENDING] * 2
+        rig.release_writes()
+        assert rig.ask(ids(2 * B, 1)).stats["stored_tokens"] >= 2 * B
+        assert [rig.engine.spill.state(chain) for chain in chains] == [State.DURABLE] * 2

@@ -1,4 +1,4 @@
-"""`tools/torture [--quick] [--json FILE] [NAME…]`: fault campaigns of the store, with counts."""
+"""`tools/torture [--quick] [--json FILE] [NAME…]`: fault campaigns of the store and the daemon, with counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from torments import bits, damage, disk, kills, lost, nth
+from torments import bits, daemon, damage, disk, kills, lost, nth
 from torments.oracle import Outcome
 
 CAMPAIGNS: dict[str, tuple[Callable[[bool], Outcome], str]] = {
@@ -23,6 +23,7 @@ CAMPAIGNS: dict[str, tuple[Callable[[bool], Outcome], str]] = {
     "bits": (bits.run, "damaged shards"),
     "damage": (damage.run, "a damaged, lost or outdated index"),
     "disk": (disk.run, "too full, slow, vanished disks; traffic of ten times the limit"),
+    "daemon": (daemon.run, "fronts and workers killed in the middle of requests"),
 }
 COLUMNS = ("runs", "samples", "acknowledged", "wrong_bytes", "lost", "hangs", "over_limit", "leaks")
 

@@ -7,7 +7,7 @@ import random
 import shutil
 
 from kvd.store.base import Limits
-from kvd.store.faults import LossyFiles
+from kvd.store.lossy import LossyFiles
 from kvd.store.store import Store
 from torments.actor import Actor
 from torments.kills import prompt

@@ -1,4 +1,4 @@
-"""A store in a temporary folder, with a clock that the test moves."""
+"""A store in a temporary folder, with a clock that the test moves, and single steps of a worker."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvd.store.base import Limits
+from kvd.store.base import Limits, Refusal, Reservation, Written
+from kvd.store.shard import file_bytes, store_shard
 from kvd.store.store import Store
 from torments.actor import Actor
+from torments.blocks import payload
 
 
 @dataclass
@@ -45,3 +47,14 @@ def actor(world: World) -> Actor:
     return world.open()
 
 
+def reserve(actor: Actor, tokens: list[int], index: int = -1) -> Reservation | Refusal:
+    block = actor.blocks(tokens)[index]
+    return actor.store.reserve(
+        block.namespace, block.chain, block.parent, block.tokens, block.start, file_bytes(block), block.preview
+    )
+
+
+def write(actor: Actor, place: Reservation, tokens: list[int], index: int = -1) -> Written:
+    block = actor.blocks(tokens)[index]
+    size, checksum = store_shard(actor.files, place.temp, place.final, block, payload(block))
+    return Written(place.id, checksum, size)

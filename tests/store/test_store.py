@@ -13,28 +13,13 @@ import pytest
 
 from kvclient.errors import StoreError
 from kvd.cache.chain import next_chain
-from kvd.store.base import Limits, Refusal, Reservation, Written
-from kvd.store.shard import file_bytes, store_shard
-from kvd.store.upkeep import finish, gc
-from tests.store.conftest import World
+from kvd.store.base import Refusal, Reservation
+from tests.store.conftest import World, reserve, write
 from torments.actor import BLOCK, Actor
-from torments.blocks import NAMESPACE, payload
-from torments.oracle import crash, du
+from torments.blocks import NAMESPACE
+from torments.oracle import crash
 
 PROMPT = list(range(1, 11))
-
-
-def reserve(actor: Actor, tokens: list[int], index: int = -1) -> Reservation | Refusal:
-    block = actor.blocks(tokens)[index]
-    return actor.store.reserve(
-        block.namespace, block.chain, block.parent, block.tokens, block.start, file_bytes(block), block.preview
-    )
-
-
-def write(actor: Actor, place: Reservation, tokens: list[int], index: int = -1) -> Written:
-    block = actor.blocks(tokens)[index]
-    size, checksum = store_shard(actor.files, place.temp, place.final, block, payload(block))
-    return Written(place.id, checksum, size)
 
 
 def test_a_stored_prompt_is_found_to_the_last_token(actor: Actor) -> None:
@@ -138,100 +123,6 @@ def test_twins_with_other_namespaces_share_nothing(actor: Actor) -> None:
     assert twin.put(PROMPT) == len(PROMPT) == twin.get(PROMPT) == actor.get(PROMPT)
 
 
-def test_the_first_use_is_only_noted_if_the_second_is_to_be_written(world: World) -> None:
-    actor = world.open(admission="second")
-    assert actor.put([1, 2]) == 0 and actor.reasons == ["first_use"]
-    assert actor.put([1, 2]) == 2
-
-
-def test_a_model_stays_within_its_quota_and_leaves_others_alone(world: World) -> None:
-    actor = world.open(quota=60_000)
-    other = Actor(actor.store, namespace=b"o" * 16)
-    other.put(PROMPT)
-    for namespace in (NAMESPACE, b"s" * 16):
-        actor.store.label(namespace, "demo")
-    for n in range(20):
-        Actor(actor.store, namespace=(NAMESPACE, b"s" * 16)[n % 2]).put([n + 100, 5])
-        table = actor.store.core.table
-        assert table.by_namespace.get(NAMESPACE, 0) + table.by_namespace.get(b"s" * 16, 0) <= 60_000
-    assert other.get(PROMPT) == len(PROMPT)
-    assert actor.store.stats()["counters"]["evicted.quota"]
-    assert actor.store.stats()["models"]["demo"]
-
-
-def test_free_space_is_left_to_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvd.store.files import RealFiles, Space
-
-    class Tight(RealFiles):
-        free = 10_000_000
-
-        def space(self, path: str) -> Space:
-            return Space(self.free, 10**9)
-
-    files = Tight()
-    actor = world.open(files=files, free_space=1_000_000)
-    assert actor.put(PROMPT) == len(PROMPT)
-    files.free = 1_000_000
-    assert actor.put([50, 51]) == 0 and "free_space" in actor.reasons
-    assert actor.store.stats()["counters"]["evicted.free_space"]
-
-
-def test_a_lowered_limit_holds_at_once_even_against_pins(actor: Actor) -> None:
-    for n in range(30):
-        actor.put([n, 1, 2, 3, 4])
-    actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks([0, 1, 2, 3, 4])])
-    actor.store.set_limits(Limits(650_000))
-    assert du(actor.store.core.tree.root) <= 650_000
-    actor.store.set_limits(Limits(0))
-    assert len(actor.store.core.table) == 0
-    assert actor.put(PROMPT) == 0
-
-
-def test_a_pin_holds_the_path_to_the_root_until_it_expires(world: World) -> None:
-    actor = world.open(900_000)
-    actor.put(PROMPT)
-    world.now += 10
-    actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks(PROMPT)], ttl_s=100)
-    for n in range(60):
-        world.now += 1
-        actor.put([n + 100, 1])
-    assert actor.get(PROMPT, touch=False) == len(PROMPT)
-    world.now += 100
-    actor.store.tend()
-    assert actor.store.stats()["counters"]["pins_expired"] == 1
-    for n in range(60):
-        world.now += 1
-        actor.put([n + 300, 1])
-    assert actor.get(PROMPT) == 0
-
-
-def test_nothing_stored_cannot_be_pinned(actor: Actor) -> None:
-    with pytest.raises(StoreError, match="nothing to pin"):
-        actor.store.pin(NAMESPACE, [bytes(16)])
-
-
-def test_a_scan_does_not_push_out_what_is_in_use(world: World) -> None:
-    actor = world.open(900_000)
-    actor.put(PROMPT)
-    world.now += 1
-    actor.get(PROMPT)
-    for n in range(100):
-        world.now += 1
-        actor.put([n + 100, 1, 2, 3])
-    assert actor.get(PROMPT) == len(PROMPT)
-    assert actor.store.stats()["counters"]["evicted.full"] > 20
-
-
-def test_last_uses_and_hits_survive_a_restart(world: World) -> None:
-    actor = world.open()
-    actor.put([1, 2])
-    world.now += 7200
-    actor.get([1, 2])
-    path = actor.store.core.tree.shard(NAMESPACE, actor.blocks([1, 2])[0].chain)
-    (slot,) = world.reopen().store.core.table
-    assert slot.hits == 1 and slot.used == world.now == os.stat(path).st_mtime
-
-
 def test_a_second_owner_refuses_with_the_pid_of_the_first(actor: Actor) -> None:
     script = f"from kvd.store.store import Store, Limits\nStore.open({actor.store.core.tree.root!r}, Limits(10**7))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
@@ -284,25 +175,6 @@ def test_a_shard_written_but_not_committed_by_a_killed_owner_is_adopted(world: W
     assert again.get([1, 2]) == 2
 
 
-def test_foreign_and_old_files_are_counted_and_collected_when_room_is_needed(world: World) -> None:
-    actor = world.open()
-    actor.put(PROMPT)
-    root = Path(world.folder)
-    old = root / "blocks" / NAMESPACE.hex() / ("ab" * 16 + ".safetensors")
-    world.stores[-1].close()
-    (root / "blocks" / "x.bin").write_bytes(bytes(100_000))
-    text = b'{"__metadata__":{"format":"v0","self":""}}'
-    old.write_bytes(len(text).to_bytes(8, "little") + text)
-    again = world.open()
-    again.store.tend()
-    stats = again.store.stats()
-    assert stats["foreign_files"] == 2 and stats["foreign_bytes"] >= 100_000 and stats["counters"]["old_format"] == 1
-    smaller = world.reopen(740_000)
-    assert not (root / "blocks" / "x.bin").exists() and smaller.get(PROMPT) == len(PROMPT)
-    finish(gc(smaller.store.core))
-    assert not old.exists() and smaller.get(PROMPT) == len(PROMPT)
-
-
 def test_without_durable_nothing_is_synced(world: World) -> None:
     from kvd.store.faults import Faults, FaultyFiles
 
@@ -315,19 +187,6 @@ def test_without_durable_nothing_is_synced(world: World) -> None:
     assert faults.calls["fsync_dir"] <= 1
 
 
-def test_bytes_written_are_counted_by_day_and_in_total(world: World) -> None:
-    actor = world.open(tbw=10**9)
-    actor.put(PROMPT)
-    first = actor.store.stats()
-    size = sum(s.size for s in actor.store.core.table)
-    assert first["written_today_bytes"] == first["written_total_bytes"] == size
-    assert first["endurance_per_year"] == pytest.approx(size * 365.25 / 10**9)
-    world.now += 86_400
-    os.unlink(os.path.join(world.folder, "index/data.mdb"))
-    later = world.reopen(tbw=10**9).store.stats()
-    assert later["written_today_bytes"] == 0 and later["written_total_bytes"] == size
-
-
 def test_a_wrong_report_of_a_vanished_shard_changes_nothing(actor: Actor) -> None:
     actor.put([1, 2])
     actor.store.quarantine(NAMESPACE, actor.blocks([1, 2])[0].chain, "vanished")
@@ -337,26 +196,3 @@ def test_a_wrong_report_of_a_vanished_shard_changes_nothing(actor: Actor) -> Non
 def test_a_reservation_says_whether_to_sync(world: World) -> None:
     place = reserve(world.open(durable=False), [1])
     assert isinstance(place, Reservation) and not place.durable
-
-
-def test_pinned_blocks_stay_when_a_start_finds_leftovers_beside_a_full_store(world: World) -> None:
-    """What a killed writer left uncommitted goes before a pin does."""
-    actor = world.open(900_000)
-    pinned = [[100 * n + i for i in range(8)] for n in range(1, 7)]
-    for tokens in pinned:
-        assert actor.put(tokens) == 8
-        actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks(tokens)])
-    places = []
-    while isinstance(place := reserve(actor, [5, len(places)]), Reservation):
-        write(actor, place, [5, len(places)])
-        places.append(place)
-    assert places and place.reason == "full"
-    crash(actor.store)
-    world.stores.clear()
-    for n in range(16):
-        block = actor.blocks([6, n])[0]
-        store_shard(actor.files, world.folder + "/tmp/x", actor.store._core.tree.shard(NAMESPACE, block.chain), block,
-                    payload(block))  # fmt: skip
-    again = world.open(900_000)
-    assert [again.get(tokens) for tokens in pinned] == [8] * len(pinned)
-    assert du(world.folder) <= 900_000

@@ -29,8 +29,7 @@ class BlockLanding:
         self.used = 0
         self.rejected = False
         self._cache = sequence.cache
-        self._publish = sequence.publish_block
-        self._waiting: CachedSequence | None = sequence
+        self._sequence = sequence
         self._before = before
         self._parent = sequence.chain if before is None else None
         self._cache.manager.hold(block)
@@ -60,7 +59,7 @@ class BlockLanding:
         self.chain, self.tokens = Chain(bytes(chain)), tuple(tokens)
         self.used = len(tokens) if used is None else min(used, len(tokens))
         start = self.index * self._cache.block_size
-        published = self._publish(self.block, Chain(bytes(origin)), self.tokens, start)
+        published = self._sequence.publish_block(self.block, Chain(bytes(origin)), self.tokens, start)
         self._finish()
         return published
 
@@ -71,14 +70,9 @@ class BlockLanding:
         self._target.spoil()
         self._finish()
 
-    def detach(self) -> None:
-        """The sequence no longer waits for it."""
-        self._waiting = None
-
     def _finish(self) -> None:
         self._target.drop()
-        if self._waiting is not None:
-            self._waiting.landed()
+        self._sequence.landed()
         self._cache.manager.release(self.block)
 
     def _known_parent(self) -> Chain | None:

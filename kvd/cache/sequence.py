@@ -173,8 +173,6 @@ class CachedSequence:
         if self.closed:
             return
         self.closed = True
-        for landing in self._landings:
-            landing.detach()
         self._landings = []
         for block in reversed(self._table):
             self.cache.manager.release(block)
@@ -209,23 +207,19 @@ class CachedSequence:
             done = self._landings.pop(0)
             assert done.tokens is not None and done.chain is not None
             if not done.used:
-                self._stop_landing(len(self._chains))
+                self._landings = []
+                self._cut(len(self._chains))
                 return
             self.tokens.extend(done.tokens[: done.used])
             self.rows += done.used
-            if done.used == self.cache.block_size:
-                self._chains.append(done.chain)
-            else:
-                self._stop_landing(len(self._chains) + 1)
+            if done.used < self.cache.block_size:
+                self._landings = []
+                self._cut(len(self._chains) + 1)
                 return
+            self._chains.append(done.chain)
         if self._landings and self._landings[0].rejected:
-            self._stop_landing(len(self._chains))
-
-    def _stop_landing(self, keep: int) -> None:
-        for landing in self._landings:
-            landing.detach()
-        self._landings = []
-        self._cut(keep)
+            self._landings = []
+            self._cut(len(self._chains))
 
     # --- inside
 

@@ -146,7 +146,7 @@ def nearly_zeros(length: int, at: int) -> list[int]:
 
 
 KINDS = ["open"] * 5 + ["write"] * 8 + ["close"] * 4 + ["land"] * 2 + ["pin"] * 2
-KINDS += ["tail", "fork", "extend", "truncate", "unpin"]
+KINDS += ["tail", "reserve", "fork", "extend", "truncate", "unpin"]
 
 
 def action(source: random.Random) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ def test_blocks_always_hold_the_chain_they_are_known_by(blocks, grows, count, se
     assert set(cache.manager.refs) == {0} and cache.manager.available == cache.manager.total
 
 
-SEQUENCE_ACTIONS = {"write", "land", "tail", "close", "fork", "extend", "truncate"}
+SEQUENCE_ACTIONS = {"write", "land", "reserve", "tail", "close", "fork", "extend", "truncate"}
 
 
 def act(cache, live, sequence, name, tokens, part):
@@ -211,6 +211,9 @@ def act(cache, live, sequence, name, tokens, part):
             assert (sequence.block_table, cache.manager.refs[: len(before[1])]) == before
     elif name == "tail":
         sequence.tail()
+    elif name == "reserve":
+        if cache.manager.available > 2:
+            sequence.reserve(min(len(tokens), SIZE))
     elif name == "land":
         try:
             cache.land(sequence, tokens, part)
@@ -288,3 +291,37 @@ def test_a_longer_tail_supersedes_the_shorter_one():
     assert len(cache.index) == 1
     first.close()
     assert cache.manager.free == 7
+
+
+def test_rows_that_a_reader_uses_stay_when_a_longer_tail_supersedes_them():
+    cache = FakeCache(8)
+    first = cache.open(SPACES[0], [], 0)
+    cache.write(first, [1, 2])
+    known = first.tail()
+    cache.manager.pin(known.block)
+    second = cache.open(SPACES[0], [1], 0)
+    cache.write(second, [2, 3])
+    second.tail()
+    assert known.entry.block is None
+    first.truncate(1)
+    cache.write(first, [9])
+    assert cache.pool.rows[known.block][1] == (SPACES[0], (1, 2))
+    assert first.block_table[0] != known.block
+    check(cache)
+
+
+def test_a_hit_in_a_full_pool_evicts_nothing_to_become_one_run():
+    cache = FakeCache(4)
+    a = cache.open(SPACES[0], [], 0)
+    cache.write(a, [1] * 4)
+    b = cache.open(SPACES[1], [], 0)
+    cache.write(b, [2] * 4)
+    cache.manager.unclaim(a)
+    cache.write(a, [1] * 4)
+    cache.write(b, [2] * 4)
+    for sequence in (a, b):
+        sequence.close()
+    again = cache.open(SPACES[0], [1] * 8, 0)
+    assert again.rows == 8 and len(again.runs()) == 2
+    assert not cache.manager.evictions
+    check(cache)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
@@ -14,11 +13,12 @@ import zmq
 
 from kvclient import calls, paths, start
 from kvclient.calls import Call, ExplainOptions, InputOptions, WarmOptions
-from kvclient.client import OnEvent, close_all, may_be_started, new_context, open_exchange
+from kvclient.client import OnEvent, may_be_started
 from kvclient.core import Request
 from kvclient.errors import Cancelled, Unreachable
 from kvclient.events import Completion, Event, Stats
 from kvclient.fields import Options
+from kvclient.hub import Hub
 from kvclient.link import Exchange
 
 T = TypeVar("T")
@@ -148,8 +148,7 @@ class AsyncClient:
     def __init__(self, socket: str | Path | None = None, *, report: start.Report | None = None) -> None:
         self.socket = paths.socket_path() if socket is None else paths.checked(Path(socket).expanduser().absolute())
         self._report = report
-        self._context = new_context()
-        self._running: weakref.WeakSet[Exchange] = weakref.WeakSet()
+        self._hub = Hub(self.socket)
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,9 +160,9 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         """Calls that other tasks still wait for end with Cancelled."""
-        for exchange in list(self._running):
+        for exchange in self._hub.running():
             exchange.close()
-        await asyncio.to_thread(close_all, self._context, self._running)
+        await asyncio.to_thread(self._hub.close)
 
     async def generate(
         self, model: str | None, prompt: str | None = None, *, request_id: str | None = None, **options: Unpack[Options]
@@ -229,20 +228,21 @@ class AsyncClient:
     async def _call(self, call: Call[T], on_event: OnEvent | None = None, *, may_start: bool = True) -> T:
         exchange = await self._open(call.request, may_start)
         reader = _Reader(exchange)
-        while (event := await reader.wait()) is not None:
-            if on_event is not None:
-                on_event(event)
+        try:
+            while (event := await reader.wait()) is not None:
+                if on_event is not None:
+                    on_event(event)
+        finally:
+            exchange.close()
         return call.answer(exchange.result())
 
     async def _open(self, asked: Request, may_start: bool = True) -> Exchange:
         try:
-            exchange = open_exchange(self._context, self.socket, asked)
+            return Exchange(self._hub, asked)
         except Unreachable as problem:
             if not (may_start and may_be_started(problem, self.socket)):
                 raise
             with start.starting(self.socket, self._report) as starting:
                 while not starting.ready():
                     await asyncio.sleep(start.POLL_S)
-            exchange = open_exchange(self._context, self.socket, asked)
-        self._running.add(exchange)
-        return exchange
+            return Exchange(self._hub, asked)

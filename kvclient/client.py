@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +17,11 @@ from kvclient.core import Request
 from kvclient.errors import Cancelled, Unreachable
 from kvclient.events import Completion, Event, Stats
 from kvclient.fields import Options
+from kvclient.hub import Hub
 from kvclient.link import Exchange
 
 T = TypeVar("T")
 OnEvent = Callable[[Event], None]
-MAX_SOCKETS = 32_768
 
 
 class Stream:
@@ -90,8 +89,7 @@ class Client:
     def __init__(self, socket: str | Path | None = None, *, report: start.Report | None = None) -> None:
         self.socket = paths.socket_path() if socket is None else paths.checked(Path(socket).expanduser().absolute())
         self._report = report
-        self._context = new_context()
-        self._running: weakref.WeakSet[Exchange] = weakref.WeakSet()
+        self._hub = Hub(self.socket)
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +98,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        close_all(self._context, self._running)
+        self._hub.close()
 
     def generate(
         self, model: str | None, prompt: str | None = None, *, request_id: str | None = None, **options: Unpack[Options]
@@ -176,51 +174,26 @@ class Client:
 
     def _call(self, call: Call[T], on_event: OnEvent | None = None, *, may_start: bool = True) -> T:
         exchange = self._open(call.request, may_start)
-        while (event := wait(exchange)) is not None:
-            if on_event is not None:
-                on_event(event)
+        try:
+            while (event := wait(exchange)) is not None:
+                if on_event is not None:
+                    on_event(event)
+        finally:
+            exchange.close()
         return call.answer(exchange.result())
 
     def _open(self, asked: Request, may_start: bool = True) -> Exchange:
         try:
-            exchange = open_exchange(self._context, self.socket, asked)
+            return Exchange(self._hub, asked)
         except Unreachable as problem:
             if not (may_start and may_be_started(problem, self.socket)):
                 raise
             with start.starting(self.socket, self._report) as starting:
                 while not starting.ready():
                     time.sleep(start.POLL_S)
-            exchange = open_exchange(self._context, self.socket, asked)
-        self._running.add(exchange)
-        return exchange
-
-
-def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Streams at once are limited by this process's descriptors, not by ZeroMQ's own 1,023 sockets."""
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-    return made
-
-
-def open_exchange(context: zmq.Context[zmq.Socket[bytes]], socket: Path, asked: Request) -> Exchange:
-    if context.closed:
-        raise Cancelled("the client was closed")
-    return Exchange(context, socket, asked)
+            return Exchange(self._hub, asked)
 
 
 def may_be_started(problem: Unreachable, socket: Path) -> bool:
     """Only a daemon that is simply not there, at the place where one of this home would be."""
     return bool(problem.details.get("absent")) and socket == paths.socket_path() and start.allowed(paths.home())
-
-
-def close_all(context: zmq.Context[zmq.Socket[bytes]], running: weakref.WeakSet[Exchange]) -> None:
-    """Exchanges that another thread waits on are left to it: ending the context wakes it."""
-    if context.closed:
-        return
-    for exchange in list(running):
-        if exchange.lock.acquire(blocking=False):
-            try:
-                exchange.close()
-            finally:
-                exchange.lock.release()
-    context.term()

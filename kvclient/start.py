@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvclient import paths
 from kvclient.errors import BadRequest, Unreachable
-from kvclient.link import probe
+from kvclient.hub import probe
 
 if TYPE_CHECKING:
     import subprocess

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvclient import BadRequest, Busy, Client, KvdError, ProtocolError, Stats, Timeout, Unreachable, wire
-from kvclient.link import probe
+from kvclient.hub import probe
 from tests.client.faces import FACES
 from tests.client.fake import FakeDaemon, answer, result, silent
 
@@ -90,6 +90,18 @@ def test_long_verbs_tell_their_progress(daemon: FakeDaemon, kv: Any) -> None:
     seen: list[Any] = []
     kv.warm("demo", "text", on_event=seen.append)
     assert [event.progress.done for event in seen] == [1]
+
+
+def test_a_callback_that_raises_cancels_the_request(daemon: FakeDaemon, kv: Any) -> None:
+    daemon.scripts["warm"] = lambda message, send: send("progress", {"done": 1, "total": 2})
+
+    def refuse(event: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        kv.warm("demo", "text", on_event=refuse)
+    id = daemon.next("warm").id
+    assert daemon.next("cancel").body == {"id": id}
 
 
 def test_a_bad_request_is_refused_before_anything_is_sent(daemon: FakeDaemon, kv: Any) -> None:

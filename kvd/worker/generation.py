@@ -21,10 +21,11 @@ from kvd.worker.sampler import Draw, draw
 from kvd.worker.scheduler import Chunk, Limits, Stage, victim
 from kvd.worker.text import Piece, Tokenizer
 
-UNMEASURED_S: Final = 120.0
-"""seconds a chunk is allowed before one has been measured: the first may compile kernels"""
-STEP_S: Final = 12.0
-"""seconds a decode step is allowed"""
+UNMEASURED_S: Final = 5.0
+UNMEASURED_ROW_S: Final = 0.05
+"""seconds expected of a chunk, and per row of it, before one has been measured: the first may compile kernels"""
+STEP_S: Final = 3.0
+"""seconds expected of a decode step, at most"""
 log = structlog.get_logger()
 
 
@@ -66,7 +67,7 @@ class Generation:
             return  # the decode step before it took its room
         rows = chunk.end - chunk.start
         expected = self._rates.prefill_s(chunk.start, chunk.end)
-        self._pulse("prefill", UNMEASURED_S if expected is None else expected)
+        self._pulse("prefill", UNMEASURED_S + rows * UNMEASURED_ROW_S if expected is None else expected)
         with_logits = chunk.end == len(choice.target)
         try:
             if not with_logits:

@@ -13,7 +13,9 @@ CacheUse = Literal["use", "read", "off"]
 Priority = Literal["interactive", "background"]
 
 NO_LIMIT: Final = 2**31 - 1
-DURABLE_WAIT_MS: Final = 500
+DURABLE_WAIT_MS: Final = {"warm": 60_000}
+DURABLE_WAIT_MS_ELSE: Final = 500
+"""how long `done` waits for commits: warming is there for what is stored"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Params:
     cache: CacheUse = "use"
     salt: str = ""
     priority: Priority = "interactive"
-    durable_wait: float = DURABLE_WAIT_MS / 1000
+    durable_wait: float = DURABLE_WAIT_MS_ELSE / 1000
     timeout: float | None = None
     pin: bool = False
     ttl: float | None = None
@@ -90,7 +92,7 @@ def parse(kind: str, body: Mapping[str, Any], *, vocab: int, random_seed: int) -
         cache=body.get("cache", "use"),
         salt=body.get("salt", ""),
         priority=body.get("priority", "interactive"),
-        durable_wait=body.get("durable_wait_ms", DURABLE_WAIT_MS) / 1000,
+        durable_wait=body.get("durable_wait_ms", DURABLE_WAIT_MS.get(kind, DURABLE_WAIT_MS_ELSE)) / 1000,
         timeout=body.get("timeout"),
         pin=body.get("pin", False),
         ttl=body.get("ttl_s"),

@@ -26,6 +26,7 @@ from kvd.messages import (
     Event,
     LookedUp,
     Lookup,
+    PinPath,
     Reserve,
     Reserved,
     Touched,
@@ -217,6 +218,8 @@ class Rig:
                 store.quarantine(namespace, chain, reason)
             case Touched(namespace, chains):
                 store.touched(namespace, chains)
+            case PinPath(namespace, chains, ttl_s):
+                store.pin(namespace, chains, ttl_s or None)
 
     def release_writes(self) -> None:
         self.hold_writes.clear()

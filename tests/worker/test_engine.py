@@ -5,6 +5,7 @@ The plain mlx wheel multiplies with the reference BLAS, so equal means bit-equal
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -281,6 +282,18 @@ def test_warm_stores_a_prefix_and_computes_no_answer(rig: Rig) -> None:
     assert warmed.stats["completion_tokens"] == 0
     rig.restart()
     assert counts(rig.ask(prompt))[0] == 1
+
+
+def test_a_pinned_prefix_is_pinned_to_its_last_durable_block(rig: Rig) -> None:
+    prompt = ids(3 * B + 5, 28)
+    rig.send("warm", tokens=prompt, pin=True, ttl_s=60.0).end()
+    rig.on_engine(lambda: None)
+    rig.stop()
+    pins = json.loads((rig.folder / "store" / "pins.json").read_text())
+    last = rig.cache.index.match(rig.cache.namespace, prompt).child
+    rig.start()
+    assert last is not None
+    assert bytes(last.chain).hex() in json.dumps(pins)
 
 
 def test_explain_says_what_is_cached_and_where_a_prompt_diverges(rig: Rig) -> None:

@@ -104,7 +104,9 @@ def test_out_of_order_and_a_failed_block_cuts_what_follows(addressable):
     blocks = stored(net, tokens)
     cache = new_cache(net)
     sequence = cache.open(tokens, None)
+    sequence.reserve(3)
     landings = sequence.landing(4)
+    assert [landing.index for landing in landings] == [0, 1, 2, 3]
     for i in (3, 0):
         entry, saved = blocks[i]
         fill(landings[i], saved, BLOCK)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -112,6 +113,8 @@ class Exchange:
             self.on_close()
         self._ready.clear()
         wanted = self.reply.open and not self.request.control and not self._dead
+        with suppress(zmq.ContextTerminated):
+            self._socket.disable_monitor()  # an event that nobody can take would block ZeroMQ's own thread for ever
         for one in self.sockets:
             one.close()
         if wanted:

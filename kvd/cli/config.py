@@ -87,10 +87,11 @@ def markdown() -> str:
 
 def toml_value(setting: Setting) -> str:
     """The default as one would write it in TOML."""
-    if isinstance(setting.default, bool | int) and setting.key.kind.name != "size":
+    kind = setting.key.kind.name
+    if kind in ("number", "share") or (isinstance(setting.default, bool | int) and kind != "size"):
         return setting.key.kind.show(setting.default)
     if isinstance(setting.default, tuple):
-        return "[]"
+        return "{}" if kind == "table" else "[]"
     return f'"{setting.key.kind.show(setting.default)}"'
 
 

@@ -67,7 +67,7 @@ def document() -> str:
             section = setting.section
         note = "" if setting.key.live else " (restart)"
         lines.append(f"# {setting.key.doc}{note}")
-        lines.append(f"# {setting.name} = {toml_value(setting)}")
+        lines.append(f"#{setting.name} = {toml_value(setting)}")
     return "\n".join(lines) + "\n"
 
 

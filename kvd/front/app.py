@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -70,6 +71,7 @@ class _Front:
         self._config, self._home, self._parts = config, home, parts
 
     async def run(self) -> int:
+        asyncio.get_running_loop().set_exception_handler(_unexpected)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         metrics = Metrics()
         sessions = Sessions(metrics)
@@ -126,6 +128,11 @@ class _Front:
             self._reload()
         except BadRequest as problem:
             logger.error("reload refused", problem=problem.message)
+
+
+def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A bug in a callback: the loop goes on, the log has it."""
+    logger.error("unexpected", what=context.get("message"), exc_info=context.get("exception"))
 
 
 async def _tick(watch: Watch) -> None:

@@ -218,7 +218,8 @@ class Fleet:
         self._loader.arrived(worker, problem)
         for session in list(slot.live.values()):
             slot.live.pop(session.id)
-            if loss.reason != "stopped" and session.stage is Stage.SENT and not session.sent_again:
+            harmless = session.stage is Stage.SENT and not session.sent_again and not session.cancelled
+            if harmless and loss.reason != "stopped":
                 self._wait_again(slot, session)
             else:
                 self._sessions.fail(session, problem)

@@ -25,7 +25,7 @@ class Sent(Enum):
 
 
 class Lane:
-    """Owned by the loop's thread. `on_frames` is called with each message; it must not raise."""
+    """Owned by the loop's thread. `on_frames` is called with each message."""
 
     def __init__(
         self, socket: zmq.Socket[bytes], on_frames: Callable[[Frames], None],
@@ -76,7 +76,11 @@ class Lane:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._on_frames(frames)
+            try:
+                self._on_frames(frames)
+            except BaseException:
+                self._schedule()  # the messages behind this one would lie there unread
+                raise
         else:
             self._schedule()
             return

@@ -46,7 +46,15 @@ class Session:
     """its first worker was lost before it began"""
     repeat: tuple[str, dict[str, Any]] = ("queued", {"position": 0})
     on_cancel: Callable[[str], None] | None = field(default=None)
-    """told why: client gone, cancelled"""
+    """None: cannot be cancelled"""
+    cancelled: bool = False
+
+    def cancel(self, reason: str) -> None:
+        """Ask for its end, for this reason; only the first time counts. It still ends by its terminal event."""
+        if self.on_cancel is not None and not self.cancelled:
+            self.cancelled = True
+            self.log.info("cancel", reason=reason)
+            self.on_cancel(reason)
 
 
 class Sessions:
@@ -109,11 +117,8 @@ class Sessions:
     def gone(self, peer: Peer, reason: str) -> None:
         """The client is dead or cannot follow: cancel what it asked for."""
         for id in list(self._by_peer.get(peer, ())):
-            session = self._by_id[id]
-            if session.on_cancel is not None:
-                session.log.info("cancel", reason=reason)
-                cancel, session.on_cancel = session.on_cancel, None  # it dies once, though every beat finds it dead
-                cancel(reason)
+            if session := self._by_id.get(id):  # ending one finds the client dead again, which ends the others
+                session.cancel(reason)
 
     def beat(self, now: float) -> None:
         """Repeat the last event to whom nothing was said for a while: by that a dead client is found."""

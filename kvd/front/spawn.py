@@ -70,7 +70,8 @@ class Spawned:
 def environment(base: Mapping[str, str], home: Home, tmp: Path, preload: Path | None) -> dict[str, str]:
     """The worker's environment: a private TMPDIR, a BLAS that leaves one core to the front, and cuDNN's attention off,
     which is wrong for one query row over a view that starts inside its array."""
-    made = {**base, "KVD_HOME": str(home.root), "TMPDIR": str(tmp), "MLX_CUDA_USE_CUDNN_SDPA": "0"}
+    made = {**base, "KVD_HOME": str(home.root), "TMPDIR": str(tmp)}
+    made.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
     made.setdefault("OPENBLAS_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
     if preload is not None:
         made["LD_PRELOAD"] = ":".join(filter(None, (str(preload), base.get("LD_PRELOAD"))))

@@ -3,6 +3,7 @@
     say N            N text events, then done          hold          no event until cancelled
     slow N SECONDS   the same with pauses              abort         die by SIGABRT
     mute             no event at all until cancelled
+    deaf             no event, cancelled or not
     flood N SIZE     N texts of SIZE characters        stuck         beat as if one step never ended
     die              die before any event
     exit STATUS      leave without a word              stop          SIGSTOP oneself
@@ -131,6 +132,8 @@ class FakeWorker:
                 time.sleep(1000)
             case ["mute"]:
                 self.live[work.id].wait()
+            case ["deaf"]:
+                time.sleep(1000)
             case ["hold"]:
                 self.live[work.id].wait()
             case ["say", n]:

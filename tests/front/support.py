@@ -124,7 +124,10 @@ class Daemon:
             stderr=self.log, env={**os.environ, "KVD_HOME": str(self.home)}, preexec_fn=limits,
         )  # fmt: skip
         with self.control() as client:
-            client.call("ping")
+            id = client.ask("ping")
+            until(lambda: client.socket.poll(10) or self.process.poll() is not None, "the first answer", 60)
+            assert self.process.poll() is None, (self.home / "stderr").read_text()
+            client.result(id)
 
     @contextmanager
     def control(self) -> Iterator[Client]:
@@ -174,5 +177,6 @@ def daemon(
     try:
         made.start(limits)
         yield made
+        assert not [line for line in made.logs() if line["event"] in ("unexpected", "verb failed", "store failed")]
     finally:
         made.remove()

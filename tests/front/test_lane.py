@@ -49,6 +49,25 @@ def test_what_arrives_between_the_last_look_and_the_question_for_room_is_read() 
     assert asyncio.run(main()) == [[b"late"]] * 3
 
 
+def test_an_error_over_one_message_does_not_leave_the_next_unread() -> None:
+    async def main() -> list[Frames]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        got: list[Frames] = []
+
+        def take(frames: Frames) -> None:
+            got.append(frames)
+            raise ValueError
+
+        socket: Any = Tricky(arriving=0)
+        socket.ready = [[b"1"], [b"2"], [b"3"]]
+        lane = Lane(socket, take)
+        await asyncio.sleep(0.05)
+        lane.close()
+        return got
+
+    assert asyncio.run(main()) == [[b"1"], [b"2"], [b"3"]]
+
+
 def test_a_flood_is_read_in_bursts_between_which_others_get_their_turn() -> None:
     async def main() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()

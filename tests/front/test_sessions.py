@@ -82,9 +82,10 @@ def test_a_client_that_dies_has_its_request_cancelled(shared: Daemon, prompt: st
 def test_a_client_that_dies_while_its_model_loads_waits_no_more(shared: Daemon) -> None:
     shared.add("slow", "slow 60")
     with shared.client() as dying:
-        id = dying.ask("generate", {"prompt": "say 1"}, "slow")
-        dying.next()
-    until(lambda: id not in live(shared), "the cancel")
+        ids = [dying.ask("generate", {"prompt": "say 1"}, "slow") for _ in range(3)]
+        for _ in ids:
+            dying.next()
+    until(lambda: not set(ids) & set(live(shared)), "the cancel")
     with shared.client() as client:
         client.call("unload", {"model": "slow"})
 

@@ -52,6 +52,15 @@ def test_requests_the_lost_worker_had_not_begun_go_to_the_next_one_unharmed(shar
     assert client.results({waiting})[waiting].body["choices"][0]["finish_reason"] == "cancelled"
 
 
+def test_a_cancelled_request_does_not_go_to_the_next_worker(client: Client) -> None:
+    cancelled = client.ask("generate", {"prompt": "deaf"}, "demo")
+    assert client.call("cancel", {"id": cancelled})["cancelled"]
+    aborting = client.ask("generate", {"prompt": "abort"}, "demo")
+    ends = client.results({cancelled, aborting})
+    lost(ends[aborting], "signal")
+    lost(ends[cancelled], "signal")
+
+
 def test_a_request_that_kills_two_workers_before_it_begins_ends(shared: Daemon, client: Client) -> None:
     before = shared.count("kvd_workers_total", "signal")
     lost(client.result(client.ask("generate", {"prompt": "die"}, "demo")), "signal")

@@ -34,8 +34,7 @@ class Cancel:
             return {"id": call.body["id"], "cancelled": False}
         if session.on_cancel is None:
             raise BadRequest(f"{session.kind} cannot be cancelled", id=session.id)
-        session.log.info("cancel", reason="asked")
-        session.on_cancel("asked")
+        session.cancel("asked")
         return {"id": session.id, "cancelled": True}
 
 

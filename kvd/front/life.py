@@ -18,6 +18,7 @@ from kvd.home import Home
 OLD_WORKER_S = 3.0
 """how long an orphaned worker may take to notice by itself"""
 LOOK_S = 0.02
+STDERR = 2
 
 
 def wait_for_old_workers(home: Home, patience_s: float = OLD_WORKER_S) -> int:
@@ -73,10 +74,11 @@ class Stop:
         self.drain_s = 0.0
 
     def install(self, reload: Callable[[], object]) -> None:
-        loop = asyncio.get_running_loop()
+        """SIGHUP is a wish to read the configuration again, unless it says that our terminal is gone."""
+        loop, terminal = asyncio.get_running_loop(), os.isatty(STDERR)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signal)
-        loop.add_signal_handler(signal.SIGHUP, reload)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.ask() if terminal and not os.isatty(STDERR) else reload())
 
     def ask(self, drain_s: float | None = None) -> None:
         """Begin to stop; asked again, with another drain time, only a shorter one counts."""

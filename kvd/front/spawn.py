@@ -79,8 +79,8 @@ def environment(base: Mapping[str, str], home: Home, tmp: Path, preload: Path | 
 
 
 def spawn(order: Order, home: Home) -> Spawned:
-    """Start the process by exec; call it on the main thread, whose death is the kernel's death signal to the worker.
-    Raises OSError when the system refuses."""
+    """Start the process by exec, out of reach of a terminal's signals; call it on the main thread, whose death is the
+    kernel's death signal to the worker. Raises OSError when the system refuses."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     log = home.logs / f"worker-{order.name}-{stamp}-{order.run}.log"
     tmp = home.tmp / f"{os.getpid()}-{order.run}"
@@ -93,7 +93,8 @@ def spawn(order: Order, home: Home) -> Spawned:
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 order.arguments(home, reading), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
-                pass_fds=(reading, held), env=environment(os.environ, home, tmp, order.preload), cwd=home.root,
+                env=environment(os.environ, home, tmp, order.preload), cwd=home.root,
+                pass_fds=(reading, held), start_new_session=True,
             )  # fmt: skip
         os.pwrite(held, f"{process.pid}\n".encode(), 0)
     except OSError:

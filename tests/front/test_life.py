@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from kvd.front.life import wait_for_old_workers
 from kvd.home import Home
 from tests.front.support import Daemon, daemon, until
 
-KILLS = 5
+KILLS = 3
 
 
 def gone(process: psutil.Process) -> bool:
@@ -147,6 +149,36 @@ def test_shutdown_is_answered_before_the_end() -> None:
         with made.control() as control:
             assert control.call("shutdown", {"drain_s": 0})["pid"] == made.process.pid
         assert made.process.wait(10) == 0
+
+
+def test_hang_up_reads_the_configuration_again() -> None:
+    with daemon() as made:
+        (made.home / "kvd.toml").write_text("[daemon]\nmax_waiting = 2\n")
+        made.process.send_signal(signal.SIGHUP)
+        until(lambda: any(line["event"] == "reload" for line in made.logs()), "the reload")
+        (made.home / "kvd.toml").write_text("[daemon]\nnonsense = 2\n")
+        made.process.send_signal(signal.SIGHUP)
+        until(lambda: any(line["event"] == "reload refused" for line in made.logs()), "the refusal")
+        assert made.status()["pid"] == made.process.pid
+
+
+def test_it_stops_when_its_terminal_goes_away() -> None:
+    made = Daemon()
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "tests.front.serve", str(made.home)])
+    try:
+        until(made.socket.exists, "the start")
+        with made.client() as client:
+            client.call("generate", {"prompt": "say 1"}, "demo")
+        os.close(master)
+        until(lambda: os.waitpid(pid, os.WNOHANG)[0], "the end")
+        assert not made.socket.exists()
+        assert any(line["event"] == "stopped" for line in made.logs())
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(made.home)
 
 
 @pytest.mark.parametrize("name", ["store", "logs"])

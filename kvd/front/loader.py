@@ -120,7 +120,7 @@ class Loader:
         weights = wanted.weights(backend, available)
         initial = max(wanted.pool, min(config.cache.pool_initial, available - weights))
         ledger.reserve(name, weights, initial)
-        most = initial + ledger.free
+        most = ledger.budget - weights  # what of it is free at a time, the ledger says when the pool asks to grow
         run = next(self._runs)
         return Order(
             run=run, name=name, model=slot.model.folder, kv=slot.kv, preload=preload, command=self._means.command,

@@ -7,13 +7,14 @@
     flood N SIZE     N texts of SIZE characters        stuck         beat as if one step never ended
     die              die before any event
     exit STATUS      leave without a word              stop          SIGSTOP oneself
-    store N          reserve, write, commit N blocks, then done with what is stored
+    grow N           ask for N bytes more, say what came back
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import queue
 import signal
 import sys
 import threading
@@ -26,7 +27,7 @@ import zmq
 from kvclient import wire
 from kvclient.errors import OutOfMemory
 from kvd import leash
-from kvd.messages import Beat, Cancel, Failed, Ready, Stop, Work, to_worker
+from kvd.messages import Beat, Cancel, Failed, Granted, Grow, Ready, Stop, Work, to_worker
 
 
 class FakeWorker:
@@ -34,7 +35,7 @@ class FakeWorker:
         self.args = args
         self.phase, self.at = "loading", time.monotonic()
         self.live: dict[str, threading.Event] = {}
-        self.lock = threading.Lock()
+        self.granted: queue.SimpleQueue[Granted] = queue.SimpleQueue()
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.setsockopt(zmq.SNDHWM, 200)
         self.socket.setsockopt(zmq.LINGER, 1000)
@@ -88,7 +89,8 @@ class FakeWorker:
     def loaded(self) -> None:
         self.phase = "idle"
         info = {"weights_bytes": 4000, "pool_bytes": 1000, "kv_precision": self.args.kv}
-        self.emit(Ready({**info, "block_size": int(self.args.block_size)}).encode())
+        given = {"block_size": int(self.args.block_size), "pool_limit": self.args.pool_limit}
+        self.emit(Ready({**info, **given}).encode())
 
     def received(self, message: Any) -> None:
         match message:
@@ -98,6 +100,8 @@ class FakeWorker:
             case Cancel():
                 if message.id in self.live:
                     self.live[message.id].set()
+            case Granted():
+                self.granted.put(message)
             case Stop():
                 threading.Thread(target=self.stop, args=(message.drain_s,), daemon=True).start()
 
@@ -142,9 +146,18 @@ class FakeWorker:
                 text = self.say(work.id, int(n), 1, float(pause))
             case ["flood", n, size]:
                 text = self.say(work.id, int(n), int(size), 0.0)
+            case ["grow", n]:
+                text = str(self.grow(int(n)))
             case ["size", *_]:
                 text = str(len(work.packed))
         self.end(work, text)
+
+    def grow(self, nbytes: int) -> tuple[bool, int]:
+        self.emit(Grow(1, nbytes).encode())
+        if nbytes < 0:
+            return True, 0
+        answer = self.granted.get(timeout=10)
+        return answer.ok, answer.available
 
     def say(self, id: str, n: int, size: int, pause: float) -> str:
         for i in range(n):

@@ -108,3 +108,22 @@ def test_an_unused_model_goes_after_its_time_to_live_and_a_pinned_one_stays() ->
         until(lambda: made.model("b")["state"] == "not loaded", "the end of its time")
         assert made.model("a")["state"] == "loaded"
         assert made.count("kvd_models_unloaded_total", "ttl") == 1
+
+
+def test_a_pool_grows_by_asking_until_the_budget_is_used_up_by_all_models_together() -> None:
+    flags = ("memory.limit=200000", "cache.pool_initial=40000")
+    with daemon(*flags, models=("a", "b")) as made, made.client() as client:
+
+        def grow(name: str, nbytes: int) -> str:
+            done = client.call("generate", {"prompt": f"grow {nbytes}"}, name)
+            return str(done["choices"][0]["text"])
+
+        assert client.call("load", {"model": "a"})["pool_limit"] == 200_000 - 64
+        client.call("load", {"model": "b"})
+        free = 200_000 - 2 * (40_000 + 4_000)
+        assert grow("a", 100_000) == f"(True, {free - 100_000})"
+        assert grow("b", 20_000) == f"(False, {free - 100_000})"
+        assert grow("a", -50_000) == "(True, 0)"
+        assert grow("b", 20_000) == f"(True, {free - 70_000})"
+        assert made.status()["memory"]["used_bytes"] == 200_000 - free + 70_000
+        assert made.count("kvd_memory_refusals_total", "grow") == 1

@@ -257,11 +257,12 @@ def test_prefill_shows_on_a_terminal_and_is_erased_before_the_answer(
         if select.select([terminal[0]], [], [], 0.05)[0]:
             seen += os.read(terminal[0], 4096)
     daemon.tell(id, "text", {"text": "Hi", "index": 0})
-    daemon.tell(id, "done", {"choices": [CHOICE], "stats": STATS})
-    out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.stdout is not None and os.read(process.stdout.fileno(), 100) == b"Hi"
     while select.select([terminal[0]], [], [], 0)[0]:
         seen += os.read(terminal[0], 4096)
-    assert out == b"Hi\n" and b"reading [" in seen and seen.endswith(b"\r\x1b[2K")
+    assert b"reading [" in seen and seen.endswith(b"\r\x1b[2K")
+    daemon.tell(id, "done", {"choices": [CHOICE], "stats": STATS})
+    assert process.communicate(timeout=LIMIT_S)[0] == b"\n"
 
 
 def test_ctrl_c_is_130_and_cancels(daemon: FakeDaemon, running: Any) -> None:

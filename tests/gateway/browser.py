@@ -1,0 +1,118 @@
+"""A headless Chromium, spoken to over a pipe in its own debugging protocol: no driver, no further package."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from types import TracebackType
+from typing import Any, Final, Self
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+LIMIT_S: Final = 30.0
+
+
+def chromium() -> str | None:
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One page. `problems` are the errors its console showed: exceptions, failed loads, refused policies."""
+
+    def __init__(self, program: str) -> None:
+        self._folder = tempfile.mkdtemp(prefix="kvdpage", dir="/tmp")
+        read, self._write = os.pipe()
+        self._read, write = os.pipe()
+        flags = "--headless --no-sandbox --disable-gpu --no-first-run --remote-debugging-pipe --hide-scrollbars"
+        command = f'exec "$0" {flags} --user-data-dir="$1" about:blank 3<&{read} 4>&{write}'
+        self._process = subprocess.Popen(
+            ["sh", "-c", command, program, self._folder], pass_fds=(read, write), stderr=subprocess.DEVNULL
+        )
+        os.close(read)
+        os.close(write)
+        self._buffer = b""
+        self._number = 0
+        self._session = ""
+        self.problems: list[str] = []
+
+    def __enter__(self) -> Self:
+        targets = self.call("Target.getTargets")["targetInfos"]
+        page = next(target["targetId"] for target in targets if target["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._read)
+        os.close(self._write)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def look(self, width: int, height: int, scheme: str) -> None:
+        """Window size in CSS pixels and the colour scheme the system asks for."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def open(self, url: str) -> None:
+        self.call("Page.navigate", url=url)
+
+    def js(self, expression: str) -> Any:
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def until(self, expression: str) -> Any:
+        """The value of `expression` once it is true."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            if value := self.js(expression):
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"never true: {expression}; the page says {self.js('document.body.innerText')!r}")
+
+    def picture(self) -> bytes:
+        """A PNG of the whole page."""
+        found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        return base64.b64decode(found["data"])
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._note(answer)
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._read], [], [], LIMIT_S)
+            data = os.read(self._read, 1 << 20) if ready else b""
+            assert data, "the browser has ended or does not answer"
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\0", 1)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _note(self, event: dict[str, Any]) -> None:
+        params = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(params["exceptionDetails"])[:500])
+        elif event.get("method") == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.problems.append(json.dumps(params["entry"])[:500])
+        elif event.get("method") == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
+            self.problems.append(json.dumps(params["args"])[:500])

@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from types import TracebackType
@@ -15,6 +16,19 @@ from typing import Any, Final, Self
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 LIMIT_S: Final = 30.0
+FLAGS: Final = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe", "--hide-scrollbars",
+)
+SHIM: Final = """
+import os, sys
+read, write = os.dup(int(sys.argv[1])), os.dup(int(sys.argv[2]))  # neither is 3 or 4 after this: those are taken
+while min(read, write) < 5:
+    read, write = (os.dup(fd) if fd < 5 else fd for fd in (read, write))
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""The protocol's pipe: commands on descriptor 3, answers on 4."""
 
 
 def chromium() -> str | None:
@@ -28,11 +42,11 @@ class Browser:
         self._folder = tempfile.mkdtemp(prefix="kvdpage", dir="/tmp")
         read, self._write = os.pipe()
         self._read, write = os.pipe()
-        flags = "--headless --no-sandbox --disable-gpu --no-first-run --remote-debugging-pipe --hide-scrollbars"
-        command = f'exec "$0" {flags} --user-data-dir="$1" about:blank 3<&{read} 4>&{write}'
+        command = [program, *FLAGS, f"--user-data-dir={self._folder}", "about:blank"]
         self._process = subprocess.Popen(
-            ["sh", "-c", command, program, self._folder], pass_fds=(read, write), stderr=subprocess.DEVNULL
-        )
+            [sys.executable, "-c", SHIM, str(read), str(write), *command],
+            pass_fds=(read, write), stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         os.close(read)
         os.close(write)
         self._buffer = b""

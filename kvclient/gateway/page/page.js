@@ -112,7 +112,7 @@ function showLive(requests) {
     const progress = one.progress, queued = one.queued;
     const total = Math.max(1, progress?.total ?? 1);
     const drawn = progress
-      ? bar([["ssd", progress.cached / total], ["computed", (progress.done - progress.cached) / total]])
+      ? bar([["memory", progress.cached / total], ["computed", (progress.done - progress.cached) / total]])
       : queued ? `place ${queued.position + 1} in line` : "";
     const figures = progress ? `${count(progress.done)} / ${count(progress.total)}, ${count(progress.cached)} reused` : "";
     return [one.model || "–", one.kind, one.stage, drawn, figures, span(one.age_s), one.id.slice(0, 8)];
@@ -125,7 +125,7 @@ function showModels(models) {
   const rows = models.map((one) => [
     one.name, one.state + (one.pinned ? ", pinned" : ""), one.kv_precision ?? one.kv ?? "",
     one.pool_bytes ? size(one.pool_bytes) : "",
-    one.blocks_total ? bar([["memory", one.blocks_live / one.blocks_total], ["ssd", one.blocks_cached / one.blocks_total]]) : "",
+    one.blocks_total ? bar([["memory", one.blocks_live / one.blocks_total], ["cached", one.blocks_cached / one.blocks_total]]) : "",
     one.live ?? "", one.waiting ?? "", (one.warnings ?? []).join("; "),
   ]);
   const columns = [
@@ -156,7 +156,7 @@ function showPrefixes(prefixes) {
 }
 
 function showRecent(recent) {
-  const rows = recent.toReversed().map((one) => {
+  const rows = recent.toReversed().slice(0, 20).map((one) => {
     const total = Math.max(1, one.prompt);
     const parts = bar([["memory", one.memory / total], ["ssd", one.ssd / total], ["computed", one.computed / total]]);
     const why = one.miss_reason ? one.miss_reason.replaceAll("_", " ") + (one.divergence === null ? "" : ` at ${count(one.divergence)}`) : "";

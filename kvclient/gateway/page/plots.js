@@ -6,7 +6,7 @@ export const SERIES = [
   ["computed", "computed"],
 ];
 const NS = "http://www.w3.org/2000/svg";
-const WIDTH = 560, HEIGHT = 170, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 22;
+const HEIGHT = 170, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 22;
 
 export function make(name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -46,6 +46,10 @@ export function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString("en-GB");
 }
 
+function widthOf(host) {
+  return Math.max(240, host.clientWidth);
+}
+
 // A round number at or above `value` that splits into `parts` round steps.
 function ceiling(value, parts) {
   if (value <= 0) return parts;
@@ -53,29 +57,30 @@ function ceiling(value, parts) {
   return [1, 2, 2.5, 5, 10].find((m) => m * power >= step) * power * parts;
 }
 
-function frame(from, to, top, format) {
-  const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
+// As wide as its place, so that text has the same size on a phone.
+function frame(width, from, to, top, format) {
+  const svg = draw("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img" });
   for (let part = 0; part <= 2; part++) {
     const y = HEIGHT - BOTTOM - (part / 2) * (HEIGHT - TOP - BOTTOM);
-    svg.append(draw("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }));
+    svg.append(draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y, y2: y }));
     svg.append(draw("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, format((part / 2) * top)));
   }
   for (const [at, anchor] of [[0, "start"], [0.5, "middle"], [1, "end"]]) {
-    const x = LEFT + at * (WIDTH - LEFT - RIGHT);
+    const x = LEFT + at * (width - LEFT - RIGHT);
     svg.append(draw("text", { x, y: HEIGHT - 6, "text-anchor": anchor }, clock(from + at * (to - from))));
   }
   return svg;
 }
 
 // The bin or point under the pointer, in a box beside it. `lines(index)` gives its rows.
-function hover(host, svg, xs, lines) {
+function hover(host, svg, width, xs, lines) {
   const hair = draw("line", { class: "hair", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   svg.append(hair);
   const tip = make("div", { class: "tip", hidden: "" });
   host.replaceChildren(svg, tip);
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
-    const x = ((event.clientX - box.left) / box.width) * WIDTH;
+    const x = ((event.clientX - box.left) / box.width) * width;
     let nearest = 0;
     xs.forEach((at, index) => { if (Math.abs(at - x) < Math.abs(xs[nearest] - x)) nearest = index; });
     hair.setAttribute("x1", xs[nearest]);
@@ -83,7 +88,7 @@ function hover(host, svg, xs, lines) {
     hair.setAttribute("visibility", "visible");
     tip.replaceChildren(...lines(nearest).map(([name, value]) => make("div", {}, make("span", {}, name), make("b", {}, value))));
     tip.hidden = false;
-    const left = (xs[nearest] / WIDTH) * box.width;
+    const left = (xs[nearest] / width) * box.width;
     tip.style.left = (left > box.width / 2 ? left - tip.offsetWidth - 10 : left + 10) + "px";
   });
   svg.addEventListener("pointerleave", () => {
@@ -94,10 +99,10 @@ function hover(host, svg, xs, lines) {
 
 // Stacked bars. `bins`: [{from, to, memory, ssd, computed}], tokens.
 export function stacked(host, bins) {
-  const inner = WIDTH - LEFT - RIGHT, height = HEIGHT - TOP - BOTTOM;
+  const full = widthOf(host), inner = full - LEFT - RIGHT, height = HEIGHT - TOP - BOTTOM;
   const totals = bins.map((bin) => SERIES.reduce((sum, [name]) => sum + bin[name], 0));
   const top = ceiling(Math.max(0, ...totals), 2);
-  const svg = frame(bins[0].from, bins[bins.length - 1].to, top, count);
+  const svg = frame(full, bins[0].from, bins[bins.length - 1].to, top, count);
   svg.setAttribute("aria-label", "Prompt tokens over time: from memory, from SSD, computed");
   const width = inner / bins.length, xs = [];
   bins.forEach((bin, index) => {
@@ -111,22 +116,24 @@ export function stacked(host, bins) {
       svg.append(draw("rect", { class: name, x: x + 1, y, width: Math.max(1, width - 2), height: Math.max(0.5, tall - 1) }));
     }
   });
-  hover(host, svg, xs, (index) => [
+  hover(host, svg, full, xs, (index) => [
     [clock(bins[index].from), ""],
     ...SERIES.map(([name, label]) => [label, count(bins[index][name])]),
   ]);
 }
 
-// One line that only grows. `points`: [{t, value}].
+// One line that only grows. `points`: [{t, value}], values in seconds.
 export function trace(host, points, format, label) {
   const from = points[0].t, to = Math.max(points[points.length - 1].t, from + 1);
-  const top = ceiling(Math.max(...points.map((p) => p.value)), 2);
-  const svg = frame(from, to, top, format);
+  const full = widthOf(host), most = Math.max(...points.map((p) => p.value));
+  const unit = most >= 5400 ? 3600 : most >= 100 ? 60 : 1; // so that steps are round in what is written
+  const top = ceiling(most / unit, 2) * unit;
+  const svg = frame(full, from, to, top, format);
   svg.setAttribute("aria-label", label);
-  const xs = points.map((p) => LEFT + ((p.t - from) / (to - from)) * (WIDTH - LEFT - RIGHT));
+  const xs = points.map((p) => LEFT + ((p.t - from) / (to - from)) * (full - LEFT - RIGHT));
   const ys = points.map((p) => HEIGHT - BOTTOM - (p.value / top) * (HEIGHT - TOP - BOTTOM));
   svg.append(draw("polyline", { class: "trace", points: xs.map((x, i) => `${x.toFixed(1)},${ys[i].toFixed(1)}`).join(" ") }));
-  hover(host, svg, xs, (index) => [[clock(points[index].t), format(points[index].value)]]);
+  hover(host, svg, full, xs, (index) => [[clock(points[index].t), format(points[index].value)]]);
 }
 
 // A horizontal bar of parts: [[class, share 0..1]].

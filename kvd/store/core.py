@@ -86,9 +86,9 @@ class Core:
     def model_of(self, namespace: bytes) -> str:
         return self.models.get(namespace, namespace.hex())
 
-    def held(self) -> set[bytes]:
-        """Chains that eviction must leave: pins, and the parents of what is being written."""
-        return self.pins.held(self.clock()) | {r.parent for r in self.pending.values()}
+    def held(self, parent: bytes = b"") -> set[bytes]:
+        """Chains that eviction must leave: pins, and the parents of what is being written or, `parent`, about to be."""
+        return self.pins.held(self.clock()) | {r.parent for r in self.pending.values()} | {parent}
 
     # -- room ----------------------------------------------------------------------------------------------------
 
@@ -99,11 +99,11 @@ class Core:
         outstanding = self.ledger.reserved + nbytes
         return self.limits.free_space + outstanding - self.files.space(self.tree.root).free
 
-    def make_room(self, nbytes: int, *, force: bool = False) -> str:
-        """Room for one more block of `nbytes` on disk; returns "" or the reason why there is none.
+    def make_room(self, nbytes: int, parent: bytes = b"", *, force: bool = False) -> str:
+        """Room for one more block of `nbytes` on disk behind `parent`; returns "" or the reason why there is none.
 
-        force: for the limit itself pins give way too. Adopt orphans before that (`adopt.enforce`): they may be pinned.
-        Raises OSError."""
+        force: for the limit itself, headroom aside, pins give way too. Adopt orphans before that (`adopt.enforce`):
+        they may be pinned. Raises OSError."""
         if nbytes and self.ledger.missing(nbytes) > 0 and nbytes > self.limits.limit - self.fixed:
             return "larger_than_limit"
         for missing, reason in ((self.ledger.missing, "full"), (self.space_missing, "free_space")):
@@ -112,14 +112,14 @@ class Core:
                 continue
             self.collect_junk(need)
             if (need := missing(nbytes)) > 0:
-                self.evict(need + self.limits.limit // SLACK, self.table.slots.values(), reason, self.held())
-            if force and reason == "full" and missing(nbytes) > 0:
-                self._evict_held(missing, nbytes, reason)
+                self.evict(need + self.limits.limit // SLACK, self.table.slots.values(), reason, self.held(parent))
+            if force and reason == "full":
+                self._evict_held()
             if missing(nbytes) > 0:
                 return reason
         return ""
 
-    def make_quota(self, namespace: bytes, nbytes: int) -> bool:
+    def make_quota(self, namespace: bytes, nbytes: int, parent: bytes) -> bool:
         """Room for `nbytes` within the quota of the namespace's model; False: there is none."""
         if not self.limits.quota:
             return True
@@ -130,7 +130,7 @@ class Core:
         need = used + pending + nbytes - self.limits.quota
         if need > 0:
             slots = [s for s in self.table if s.namespace in members]
-            need -= self.evict(need, slots, "quota", self.held())
+            need -= self.evict(need, slots, "quota", self.held(parent))
         return need <= 0
 
     def collect_junk(self, need: int | None = None) -> int:
@@ -155,15 +155,17 @@ class Core:
         victims = plan(slots, need, held, self.table.strays(), self.limits.limit)
         return self.drop(victims, f"evicted.{reason}")
 
-    def _evict_held(self, missing: Callable[[int], int], nbytes: int, reason: str) -> None:
+    def _evict_held(self) -> None:
+        """Pins are broken, and orphans given up, only for what `du` would show over the limit."""
         pending = {r.parent for r in self.pending.values()}
-        self.evict(missing(nbytes), self.table.slots.values(), f"{reason}_pinned", pending)
+        if (over := self.ledger.usage().over) > 0:
+            self.evict(over, self.table.slots.values(), "full_pinned", pending)
         for orphan in sorted(self.orphans.values(), key=lambda o: o.mtime):
-            if missing(nbytes) <= 0:
+            if self.ledger.usage().over <= 0:
                 break
             self.unlink(self.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
             del self.orphans[orphan.chain]
-            self.counters[f"evicted.{reason}_orphan"] += 1
+            self.counters["evicted.full_orphan"] += 1
             self.settle_other()
 
     # -- dropping ------------------------------------------------------------------------------------------------

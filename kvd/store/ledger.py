@@ -36,6 +36,11 @@ class Usage:
         """May be negative: then so much must go."""
         return self.limit - self.used
 
+    @property
+    def over(self) -> int:
+        """Bytes over the limit with half of the headroom left: then even pins must go."""
+        return self.used - self.headroom // 2 - self.limit
+
 
 class Ledger:
     def __init__(self, limit: int) -> None:

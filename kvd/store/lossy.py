@@ -1,4 +1,4 @@
-"""A drive with a volatile cache, for the tests and `tools/torture`: what was not synced does not survive a power cut."""
+"""A drive with a volatile cache, for tests and `tools/torture`: what was not synced does not survive a power cut."""
 
 from __future__ import annotations
 

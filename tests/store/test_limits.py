@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvclient.errors import StoreError
-from kvd.store.base import Limits, Reservation
+from kvd.store.base import Limits, Refusal, Reservation
 from kvd.store.shard import store_shard
 from kvd.store.upkeep import finish, gc
 from tests.store.conftest import World, reserve, write
-from torments.actor import Actor
+from torments.actor import BLOCK, Actor
 from torments.blocks import NAMESPACE, payload
 from torments.oracle import crash, du
 
@@ -166,3 +166,20 @@ def test_pinned_blocks_stay_when_a_start_finds_leftovers_beside_a_full_store(wor
     again = world.open(900_000)
     assert [again.get(tokens) for tokens in pinned] == [8] * len(pinned)
     assert du(world.folder) <= 900_000
+
+
+def test_no_block_is_stored_at_the_cost_of_the_one_it_follows(world: World) -> None:
+    """The parent is the only block that may go: then its child is refused, instead of being stored out of reach."""
+    actor = world.open(900_000)
+    number = 0
+    while actor.put([number, 1, 2]) == 3:
+        actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks([number, 1, 2])])
+        number += 1
+    actor.store.unpin(actor.blocks([0, 1, 2])[0].chain)
+    assert actor.put([50, 1, 2, 3, 4]) == BLOCK == actor.get([50, 1, 2, 3, 4])
+    assert actor.reasons[-1] == "full" and not actor.store.core.table.strays()
+
+
+def test_a_block_whose_parent_is_not_stored_is_refused(actor: Actor) -> None:
+    assert reserve(actor, PROMPT, 1) == Refusal("parent_missing")
+    assert isinstance(reserve(actor, PROMPT, 0), Reservation) and isinstance(reserve(actor, PROMPT, 1), Reservation)

@@ -62,6 +62,8 @@ def victim(folder: str, pipe: int, seed: int) -> None:
         actor.get(prompt(name - rng.randrange(20)))
         if rng.random() < 0.2:
             store.tend()
+        if store.core.counters["evicted.full_pinned"]:
+            raise RuntimeError("a pinned block was evicted although the limit was never lowered")
 
 
 def _free(actor: Actor, pipe: int, name: int) -> None:

@@ -69,6 +69,11 @@ class Home:
         return self.root / "tmp"
 
     @property
+    def kernels(self) -> Path:
+        """What MLX compiled, kept between workers."""
+        return self.root / "kernels"
+
+    @property
     def socket(self) -> Path:
         """`KVD_SOCKET` wins over the home's own. Raises BadRequest for a path over the system's limit."""
         if os.environ.get("KVD_SOCKET"):

@@ -24,6 +24,8 @@ from pathlib import Path
 
 from kvd.home import Home
 
+FRONT = f"{os.getpid()}.{time.time_ns()}"
+"""This front among all there were; in a container every one may have the same pid."""
 WORKER = (sys.executable, "-P", "-m", "kvd.worker.main")
 
 
@@ -68,14 +70,20 @@ class Spawned:
 
 
 def environment(base: Mapping[str, str], home: Home, tmp: Path, preload: Path | None) -> dict[str, str]:
-    """The worker's environment: a private TMPDIR, a BLAS that leaves one core to the front, and cuDNN's attention off,
-    which is wrong for one query row over a view that starts inside its array."""
+    """The worker's environment: a private TMPDIR and a BLAS that leaves one core to the front."""
     made = {**base, "KVD_HOME": str(home.root), "TMPDIR": str(tmp)}
-    made.setdefault("MLX_CUDA_USE_CUDNN_SDPA", "0")
     made.setdefault("OPENBLAS_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
     if preload is not None:
         made["LD_PRELOAD"] = ":".join(filter(None, (str(preload), base.get("LD_PRELOAD"))))
     return made
+
+
+def keep_kernels(tmp: Path, kernels: Path) -> None:
+    """MLX compiles kernels into `$TMPDIR/mlx`: what one worker compiled, the next finds (minutes on a GPU)."""
+    kernels.mkdir(mode=0o700, exist_ok=True)
+    link = tmp / "mlx"
+    if not link.is_symlink():
+        link.symlink_to(kernels)
 
 
 def spawn(order: Order, home: Home) -> Spawned:
@@ -83,13 +91,14 @@ def spawn(order: Order, home: Home) -> Spawned:
     kernel's death signal to the worker. Raises OSError when the system refuses."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     log = home.logs / f"worker-{order.name}-{stamp}-{order.run}.log"
-    tmp = home.tmp / f"{os.getpid()}-{order.run}"
+    tmp = home.tmp / f"{FRONT}-{order.run}"
     tmp.mkdir(mode=0o700, exist_ok=True)
-    record = home.workers / f"{os.getpid()}-{order.run}"
+    keep_kernels(tmp, home.kernels)
+    record = home.workers / f"{FRONT}-{order.run}"
     reading, leash = os.pipe()
     held = os.open(record, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with log.open("wb") as stderr:
             process = subprocess.Popen(
                 order.arguments(home, reading), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,

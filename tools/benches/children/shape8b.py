@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.llama import Model, ModelArgs
 
+from kvd.models.record import Record, write_record
 from tests.tiny import tiny_tokenizer
 
 CONFIG: dict[str, Any] = {
@@ -46,6 +48,7 @@ def main() -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps({**CONFIG, "quantization": QUANTIZATION}))
     tiny_tokenizer(folder)
+    write_record(folder, Record(folder.name, "random weights of Llama-3-8B's shape", time.time()))
 
 
 if __name__ == "__main__":

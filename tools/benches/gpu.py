@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benches.child import Child
-from benches.rows import Row, row
+from benches.rows import Row, row, show
 from kvclient import Client
 from kvd.models.backend import expected
 from rig.daemon import Daemon, short_home
@@ -36,6 +36,9 @@ def run() -> list[Row]:
         tools = Path(__file__).parents[1]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tools), str(tools.parent), *sys.path))}
         subprocess.run([sys.executable, "-m", "benches.children.shape8b", str(folder)], check=True, env=env)
+    kernels = root / "kernels"
+    kernels.mkdir(exist_ok=True)
+    os.environ.setdefault("MLX_PTX_CACHE_DIR", str(kernels))  # homes are fresh here, compiled kernels need not be
     chosen = os.environ.get("KVD_BENCH_PARTS", "stock,reuse,share,dialogue").split(",")
     parts = {"stock": stock, "reuse": reuse, "share": share, "dialogue": dialogue}
     rows: list[Row] = []
@@ -43,8 +46,13 @@ def run() -> list[Row]:
         begin = time.perf_counter()
         found = parts[name](root / "models")
         rows.extend(found)
-        print(f"{name}: {time.perf_counter() - begin:.0f} s", *found, sep="\n", file=sys.stderr, flush=True)
+        say(f"{name}: {time.perf_counter() - begin:.0f} s")
+        show(found, name)
     return rows
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -61,6 +69,7 @@ def ask(client: Client, ids: list[int], most: int = 8, **options: Any) -> tuple[
             first = time.perf_counter() - begin
         if event.kind == "done":
             assert first is not None and event.done is not None
+            say(f"{len(ids)} tokens: first after {first:.3f} s, {event.done.stats.computed_tokens} computed")
             return first, asdict(event.done.stats), event.done.text
     raise RuntimeError("the stream ended without done")
 

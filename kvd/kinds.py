@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvclient.errors import BadRequest
+from kvd.cache.precision import table_of
 from kvd.units import format_duration, format_size, parse_duration, parse_size
 
 
@@ -124,8 +126,41 @@ def _prompts(raw: Any) -> tuple[WarmPrompt, ...]:
     return tuple(_prompt(item) for item in items)
 
 
+def _float(raw: Any, low: float, high: float) -> float:
+    try:
+        number = float(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        raise ValueError(f"{raw!r} is not a number") from None
+    if not isinstance(number, int | float) or isinstance(number, bool) or not low <= number <= high:
+        raise ValueError(f"{raw!r} is not a number from {low:g} to {high:g}")
+    return float(number)
+
+
+def _precisions(raw: Any) -> tuple[tuple[str, str], ...]:
+    if isinstance(raw, str):
+        raw = dict(part.strip().partition("=")[::2] for part in raw.split(";") if part.strip())
+    if not isinstance(raw, dict):
+        raise ValueError(f"{raw!r} is not a table of models and their KV precisions")
+    return tuple((str(model), _precision(text)) for model, text in raw.items())
+
+
+def _precision(raw: Any) -> str:
+    """The text of a precision; whether a model takes it is known at load."""
+    text = _text(raw)
+    if text != "auto":
+        try:
+            table_of(text)
+        except BadRequest as problem:
+            raise ValueError(problem.message) from None
+    return text
+
+
 BOOL = Kind("true | false", _bool, lambda value: "true" if value else "false")
 TEXT = Kind("text", _text, str)
+PRECISION = Kind("precision", _precision, str)
+PRECISIONS = Kind("table", _precisions, lambda found: "; ".join(f"{model}={text}" for model, text in found))
+POSITIVE = Kind("number", lambda raw: _float(raw, 0, 1e9), lambda value: f"{value:g}")
+SHARE = Kind("share", lambda raw: _float(raw, 0, 1), lambda value: f"{value:g}")
 COUNT = Kind("number", lambda raw: _int(raw, 1, 1_000_000), str)
 PORT = Kind("port", lambda raw: _int(raw, 0, 65535), str)
 SIZE = Kind("size", _size, format_size)

@@ -88,10 +88,31 @@ class Models:
         live=True,
     )
     kv: str = _key(
-        "native", kinds.TEXT,
-        "KV precision at load: native, k8v8, k8v4, …, or auto (what `kvd calibrate` chose)",
+        "native", kinds.PRECISION,
+        "KV precision at load: native, k8v8, k8v4, …, with overrides by layer (k8v4,0-3=k8v8), or auto (what "
+        "`kvd calibrate` chose)",
         live=True,
     )
+    kv_of: tuple[tuple[str, str], ...] = _key(
+        (), kinds.PRECISIONS,
+        "KV precision of single models, before `kv`: a table like {demo = \"k8v4,0-3=k8v8\"}; as a flag MODEL=PRECISION, "
+        "separated by semicolons",
+        live=True,
+    )
+    kv_max_kld: float = _key(
+        0.01, kinds.POSITIVE,
+        "mean KL divergence from native KV up to which a precision passes `kvd calibrate`; others warn at load",
+        live=True,
+    )
+    kv_min_same_top: float = _key(
+        0.97, kinds.SHARE,
+        "share of positions with native's most likely token from which it passes",
+        live=True,
+    )
+
+    def precision(self, model: str) -> str:
+        """KV precision that this model is loaded at."""
+        return dict(self.kv_of).get(model, self.kv)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Keys are the fragile side (an error in K passes through the softmax), so every p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from kvclient.errors import BadRequest
 from kvd.cache.layout import NATIVE, KVLayout, Precision
 
 PRESETS = ("native", "k8v8", "k8v6", "k8v5", "k8v4", "k6v6", "k6v4", "k5v4", "k4v4")
+WHOLE = ("native", "16", "32")
+"""what means that a side is not quantised"""
 
 
 def apply(layout: KVLayout, table: dict[str, Any] | str) -> KVLayout:
@@ -21,13 +24,14 @@ def apply(layout: KVLayout, table: dict[str, Any] | str) -> KVLayout:
 
 
 def parse(table: dict[str, Any] | str, dims: Sequence[tuple[int, int]]) -> tuple[list[Precision], list[Precision]]:
-    """Precision of every layer from a preset name (`native`, `k8v4`, `k8v4g32`) or a table.
+    """Precision of every layer from text (`native`, `k8v4`, `k8v4g32`, `k8v4,0-3=k8v8,-1=native`) or a table.
 
-    Table: {"k": "8g64", "v": "4g64", "layers": {"0": {"k": "native"}, "-1": {…}, "0-3": {…}}}.
-    dims: (k_dim, v_dim) per layer; a preset without a group takes 64, or 32 where the head size needs it.
+    Text: a preset, then overrides LAYERS=PRESET; 16 bits are native. Table: {"k": "8g64", "v": "4g64", "layers":
+    {"0": {"k": "native"}, "-1": {…}, "0-3": {…}}}. dims: (k_dim, v_dim) per layer; a preset without a group takes 64,
+    or 32 where the head size needs it.
     """
     if isinstance(table, str):
-        table = _preset(table)
+        table = table_of(table)
     unknown = set(table) - {"k", "v", "layers"}
     if unknown:
         raise BadRequest(f"unknown key in a KV precision: {', '.join(sorted(unknown))}", keys=sorted(unknown))
@@ -42,20 +46,68 @@ def parse(table: dict[str, Any] | str, dims: Sequence[tuple[int, int]]) -> tuple
     return k, v
 
 
+def table_of(text: str) -> dict[str, Any]:
+    """A precision's text as a table. Raises BadRequest for what is no such text."""
+    base, *overrides = text.split(",")
+    table = _preset(base.strip())
+    for item in overrides:
+        where, equals, name = item.partition("=")
+        if not equals:
+            raise BadRequest(f"KV precision {text!r}: {item!r} is not LAYERS=PRESET, like 0-3=k8v8", precision=text)
+        table.setdefault("layers", {})[where.strip()] = _preset(name.strip())
+    return table
+
+
+def text_of(k: Sequence[Precision], v: Sequence[Precision]) -> str:
+    """Shortest text that `parse` takes back, for precisions in the default groups; -1 never occurs in it."""
+    names = [_name(a, b) for a, b in zip(k, v, strict=True)]
+    base = Counter(names).most_common(1)[0][0]
+    parts, first = [base], 0
+    for index in range(1, len(names) + 1):
+        if index < len(names) and names[index] == names[first]:
+            continue
+        if names[first] != base:
+            where = str(first) if index == first + 1 else f"{first}-{index - 1}"
+            parts.append(f"{where}={names[first]}")
+        first = index
+    return ",".join(parts)
+
+
+def describe_layers(layout: KVLayout) -> list[str]:
+    """For people: one line per range of layers that agree, like "layers 0-3: K 8 bits in groups of 64, V native"."""
+    lines, first, layers = [], 0, layout.layers
+    for index in range(1, len(layers) + 1):
+        if index < len(layers) and (layers[index].k, layers[index].v) == (layers[first].k, layers[first].v):
+            continue
+        where = f"layer {first}" if index == first + 1 else f"layers {first}-{index - 1}"
+        sides = (("K", layers[first].k), ("V", layers[first].v))
+        lines.append(f"{where}: " + ", ".join(f"{side} {_words(one, layout.dtype)}" for side, one in sides))
+        first = index
+    return lines
+
+
+def _words(precision: Precision, dtype: str) -> str:
+    return f"native ({dtype})" if precision.native else f"{precision.bits} bits in groups of {precision.group}"
+
+
+def _name(k: Precision, v: Precision) -> str:
+    return "native" if k.native and v.native else f"k{k.bits or 16}v{v.bits or 16}"
+
+
 def _preset(name: str) -> dict[str, Any]:
     if name == "native":
-        return {}
+        return {"k": "native", "v": "native"}
     body, _, group = name.partition("g")
     k, _, v = body.removeprefix("k").partition("v")
     if not (body.startswith("k") and k.isdigit() and v.isdigit() and (group.isdigit() or not group)):
         raise BadRequest(f"unknown KV precision {name!r}: one of {', '.join(PRESETS)} or a table", name=name)
     suffix = f"g{group}" if group else ""
-    return {"k": k + suffix, "v": v + suffix}
+    return {side: bits if bits in WHOLE else bits + suffix for side, bits in (("k", k), ("v", v))}
 
 
 def _one(text: str | int, dim: int) -> Precision:
     text = str(text)
-    if text in ("native", "16", "32"):
+    if text in WHOLE:
         return NATIVE
     bits, _, group = text.partition("g")
     if not bits.isdigit() or (group and not group.isdigit()):

@@ -21,6 +21,7 @@ VERBS = {
     "load": "load a model now",
     "unload": "give a model's memory back",
     "warm": "prefill a document or system text before it is asked about",
+    "calibrate": "measure what KV precisions cost on a model, on real text",
     "cache": "look into the store of KV blocks and take care of it",
     "explain": "what of a prompt is cached, and where it diverges",
     "install": "start the daemon at login (launchd agent, systemd user unit)",

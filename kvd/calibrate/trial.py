@@ -1,0 +1,170 @@
+"""One setting over the real pool and attention paths: prefill, questions, needles, the last positions of the text.
+
+Owned by the thread that loaded the model, like everything of mlx.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+
+from kvd.cache.layout import KVLayout
+from kvd.cache.paged import CachedSequence, PagedCache, forward
+from kvd.cache.paths import Paths
+from kvd.cache.plan import pieces
+from kvd.cache.steps import plan_step, write
+from kvd.calibrate.material import Material, Probe
+
+ANSWER: Final = 24
+"""tokens of an answer"""
+SPARE_BLOCKS: Final = 3
+"""per fork: a copy of the shared tail, and what it writes behind"""
+SPACE: Final = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every trial uses. block and chunk in tokens."""
+
+    model: Any
+    paths: Paths
+    block: int
+    chunk: int
+    stops: frozenset[int]
+    tick: Callable[[int], None]
+    """told of every row that went through the model"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A pool that holds the prefix. Bytes are beyond what mlx held before the pool was made."""
+
+    cache: PagedCache
+    sequence: CachedSequence
+    pool_bytes: int
+    peak_bytes: int
+    seconds: float
+
+
+def prefill(means: Means, layout: KVLayout, material: Material) -> Prefilled:
+    """The prefix, chunk by chunk on the worker's grid, into a pool of this layout that is as large as the text."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    cache, sequence = _open(means, layout, material)
+    pool_bytes = mx.get_active_memory() - before
+    mx.reset_peak_memory()
+    began = time.perf_counter()
+    while sequence.rows < len(material.prefix):
+        part = list(material.prefix[sequence.rows : sequence.rows + means.chunk])
+        sequence.reserve(len(part))
+        forward(means.model, cache, [(sequence, part)], logits=False)
+        sequence.advance(part)
+        means.tick(len(part))
+    seconds = time.perf_counter() - began
+    return Prefilled(cache, sequence, pool_bytes, mx.get_peak_memory() - before, seconds)
+
+
+def transplant(means: Means, layout: KVLayout, material: Material, native: Prefilled) -> Prefilled:
+    """The prefix as native KV has it, quantised once into a pool of this layout: no row goes through the model."""
+    cache, sequence = _open(means, layout, material)
+    rows, size = len(material.prefix), means.block
+    sequence.reserve(rows)
+    table = sequence.block_table
+    into = pieces(table, size, 0, rows)
+    for source, target in ((native.cache.pool.k, cache.pool.k), (native.cache.pool.v, cache.pool.v)):
+        for have, want in zip(source, target, strict=True):
+            for piece, start in zip(into, _starts(into), strict=True):
+                held = pieces(native.sequence.block_table, size, start, start + piece.rows)
+                taken = [have.plain(one) for one in held]
+                write(want, [piece], taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=-2))
+                del taken
+            mx.eval(want.parts)
+    sequence.advance(material.prefix)
+    return Prefilled(cache, sequence, 0, 0, 0.0)
+
+
+def window(means: Means, filled: Prefilled, tokens: Sequence[int]) -> mx.array:
+    """Logits [positions, vocab] of `tokens` behind the sequence, in one pass as a prefill chunk; advances it."""
+    out = _pass(means, filled.cache, filled.sequence, tokens)
+    filled.sequence.advance(tokens)
+    return out
+
+
+def recalled(means: Means, filled: Prefilled, probe: Probe) -> bool:
+    """Whether every token of the needle's answer is the most likely one, each behind the right ones before it."""
+    twin = filled.sequence.fork()
+    try:
+        out = _pass(means, filled.cache, twin, probe.ids)
+        rows = out[-probe.answer - 1 : -1]
+        expected = mx.array(probe.ids[-probe.answer :])
+        found: Any = mx.all(mx.argmax(rows, axis=-1) == expected).item()
+        return bool(found)
+    finally:
+        twin.close()
+
+
+def answer(means: Means, filled: Prefilled, questions: Sequence[Sequence[int]]) -> tuple[list[list[int]], float]:
+    """Greedy answers to all questions, decoded together over the shared prefix, and the seconds from the end of the
+    prefill to the first question's first token."""
+    cache = filled.cache
+    twins = [filled.sequence.fork() for _ in questions]
+    try:
+        began, first_s = time.perf_counter(), 0.0
+        last: list[int] = []
+        for twin, ids in zip(twins, questions, strict=True):
+            last.append(_top(_pass(means, cache, twin, ids)[-1:])[0])
+            twin.advance(ids)
+            first_s = first_s or time.perf_counter() - began
+        answers = [[token] for token in last]
+        for _ in range(ANSWER - 1):
+            live = [i for i, ids in enumerate(answers) if ids[-1] not in means.stops]
+            if not live:
+                break
+            for i in live:
+                twins[i].reserve(1)
+            out = forward(means.model, cache, [(twins[i], [answers[i][-1]]) for i in live])
+            assert out is not None
+            tops = _top(out)
+            means.tick(len(live))
+            for i, token in zip(live, tops, strict=True):
+                twins[i].advance([answers[i][-1]])
+                answers[i].append(token)
+        return answers, first_s
+    finally:
+        for twin in twins:
+            twin.close()
+
+
+def _open(means: Means, layout: KVLayout, material: Material) -> tuple[PagedCache, CachedSequence]:
+    blocks = -(-material.tokens // means.block)
+    spare = SPARE_BLOCKS * max(len(material.questions), 1)
+    cache = PagedCache(layout, means.block, blocks + spare, initial_blocks=blocks, namespace=SPACE)
+    cache.paths = means.paths
+    return cache, cache.open([], None, expected_rows=material.tokens)
+
+
+def _pass(means: Means, cache: PagedCache, sequence: CachedSequence, tokens: Sequence[int]) -> mx.array:
+    """Logits of every token, not of the last one only as `forward` gives them."""
+    sequence.reserve(len(tokens))
+    step = plan_step(cache, [sequence], len(tokens), discard_last=False)
+    out: mx.array = means.model(mx.array([list(tokens)]), cache=cache.layer_caches(step))[0]
+    mx.eval(out)
+    means.tick(len(tokens))
+    return out
+
+
+def _top(logits: mx.array) -> list[int]:
+    found: Any = mx.argmax(logits, axis=-1).tolist()
+    return [int(token) for token in found]
+
+
+def _starts(found: Sequence[Any]) -> list[int]:
+    starts, at = [], 0
+    for piece in found:
+        starts.append(at)
+        at += piece.rows
+    return starts

@@ -10,16 +10,16 @@ REMEMBERED: Final = 1 << 16
 
 
 class Sightings:
-    """A bounded memory of chains that were offered once and not written."""
+    """A bounded memory of chains that were offered."""
 
     def __init__(self, size: int = REMEMBERED) -> None:
         self._size = size
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def again(self, chain: bytes) -> bool:
-        """True if the chain was offered before (it is then forgotten: it will be stored)."""
+        """True if the chain was offered before."""
         if chain in self._seen:
-            del self._seen[chain]
+            self._seen.move_to_end(chain)
             return True
         self._seen[chain] = None
         if len(self._seen) > self._size:

@@ -58,13 +58,13 @@ def _refuses(
         return "pending"
     if nbytes <= 0 or not tokens or next_chain(parent, tokens) != chain:
         return "bad_request"
-    if not (parent == namespace or parent in core.table.slots or parent in core.by_chain or parent in core.orphans):
-        return "parent_missing"
     child, rows = best_child(core, namespace, parent, tokens)
     if child is not None and rows == len(tokens):
         return "covered"
     if core.limits.admission == "second" and not core.sightings.again(chain):
         return "first_use"
+    if not (parent == namespace or parent in core.table.slots or parent in core.by_chain or parent in core.orphans):
+        return "parent_missing"
     disk = disk_bytes(nbytes)
     if not core.make_quota(namespace, disk, parent):
         return "quota"

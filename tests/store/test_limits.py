@@ -21,8 +21,8 @@ PROMPT = list(range(1, 11))
 
 def test_the_first_use_is_only_noted_if_the_second_is_to_be_written(world: World) -> None:
     actor = world.open(admission="second")
-    assert actor.put([1, 2]) == 0 and actor.reasons == ["first_use"]
-    assert actor.put([1, 2]) == 2
+    assert actor.put(PROMPT) == 0 and actor.reasons == ["first_use"] * 3
+    assert actor.put(PROMPT) == len(PROMPT)
 
 
 def test_a_model_stays_within_its_quota_and_leaves_others_alone(world: World) -> None:

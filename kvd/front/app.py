@@ -105,11 +105,10 @@ class _Front:
 
     def _open_store(self) -> StoreLike:
         """In the store's thread: the daemon answers meanwhile."""
-        mine = os.getpid()
         old = wait_for_old_workers(self._home)
         if old:
             logger.info("took over", old_workers=old)
-        clear_tmp(self._home, lambda folder: folder.name.startswith(f"{mine}-"))
+        clear_tmp(self._home)
         return (self._parts.open_store or _open_store)(self._config)
 
     def _reload(self) -> tuple[list[str], list[str]]:

@@ -22,7 +22,7 @@ from kvd.front.workers import Loss, Worker
 from kvd.messages import Cancel, Event, Granted, Grow, Work
 
 WAITING_MOST = 256 * 1024 * 1024
-"""bytes of requests that wait for a model to load"""
+"""bytes of requests that no worker has begun with"""
 
 
 class StoreDoor(Protocol):
@@ -53,7 +53,7 @@ class Fleet:
         """The slot of this model, with its folder as it is now."""
         slot = self._slots.get(model.name)
         if slot is None:
-            slot = self._slots[model.name] = Slot(model, Crashes(Policy.of(self.config.daemon)), self.config.models.kv)
+            slot = self._slots[model.name] = Slot(model, Crashes(Policy.of(self.config.daemon)))
         slot.model = model
         return slot
 
@@ -66,7 +66,7 @@ class Fleet:
             raise Busy("kvd is stopping", waiting=0, limit=0)
         if slot.not_begun >= limit:
             raise Busy(f"{slot.not_begun} requests wait for {model.name}", waiting=slot.not_begun, limit=limit)
-        held = len(session.packed) + sum(len(s.packed) for other in self.slots for s in other.waiting)
+        held = len(session.packed) + sum(len(s.packed) for other in self.slots for s in other.sessions)
         if held > WAITING_MOST:
             raise Busy(f"waiting requests hold {held} bytes", waiting=held, limit=WAITING_MOST)
         slot.use()
@@ -82,14 +82,16 @@ class Fleet:
 
     async def load(self, model: Model, kv: str | None, pin: bool | None, ttl_s: float | None) -> dict[str, Any]:
         """Load, or change how a loaded model is kept; another KV precision replaces it. Also lifts a crash stop."""
+        if self._closing:
+            raise Busy("kvd is stopping", waiting=0, limit=0)
         slot = self.slot(model)
         slot.crashes.clear()
         if pin is not None:
             slot.pinned = pin
         if ttl_s is not None:
             slot.ttl_s = ttl_s
-        if kv is not None and kv != slot.kv:
-            slot.kv = kv
+        slot.kv = kv or slot.kv
+        if slot.worker is not None and slot.kv not in (None, slot.worker.order.kv):
             await self.unload(slot, "precision")
         slot.use()
         while slot.state is not State.LOADED:

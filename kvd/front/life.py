@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvd.front.logs import logger
+from kvd.front.spawn import FRONT
 from kvd.home import Home
 
 OLD_WORKER_S = 3.0
@@ -24,7 +25,7 @@ STDERR = 2
 def wait_for_old_workers(home: Home, patience_s: float = OLD_WORKER_S) -> int:
     """Return when no worker of an earlier front lives any more: they might still write into the store. Who outstays
     `patience_s` is killed. Returns how many records were found. Blocks: not for the loop's thread."""
-    records = [path for path in home.workers.iterdir() if not path.name.startswith(f"{os.getpid()}-")]
+    records = [path for path in home.workers.iterdir() if not path.name.startswith(FRONT)]
     deadline = time.monotonic() + patience_s
     for record in records:
         while not _gone(record):
@@ -35,10 +36,10 @@ def wait_for_old_workers(home: Home, patience_s: float = OLD_WORKER_S) -> int:
     return len(records)
 
 
-def clear_tmp(home: Home, keep: Callable[[Path], bool]) -> None:
+def clear_tmp(home: Home) -> None:
     """Private folders that killed workers left behind."""
     for left in home.tmp.iterdir():
-        if not keep(left):
+        if not left.name.startswith(FRONT):
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -82,7 +82,7 @@ class Loader:
             raise Busy(f"no process for {slot.model.name}: {problem.strerror}", model=slot.model.name) from None
         self._arrivals[worker] = arrival
         self._host.started(slot, worker)
-        logger.info("load", model=slot.model.name, pid=worker.pid, kv=slot.kv, weights_bytes=order.weights_limit)
+        logger.info("load", model=slot.model.name, pid=worker.pid, kv=order.kv, weights_bytes=order.weights_limit)
         await arrival
 
     def arrived(self, worker: Worker, problem: KvdError | None) -> None:
@@ -123,8 +123,9 @@ class Loader:
         most = ledger.budget - weights  # what of it is free at a time, the ledger says when the pool asks to grow
         run = next(self._runs)
         return Order(
-            run=run, name=name, model=slot.model.folder, kv=slot.kv, preload=preload, command=self._means.command,
-            socket=config.socket.with_name(f"{config.socket.name}.w{run % SOCKETS}"), store=config.store_path,
+            run=run, name=name, model=slot.model.folder, kv=slot.kv or config.models.kv, preload=preload,
+            command=self._means.command, store=config.store_path,
+            socket=config.socket.with_name(f"{config.socket.name}.w{run % SOCKETS}"),
             block_size=config.cache.block_size, chunk=config.cache.chunk, weights_limit=weights, pool_initial=initial,
             pool_limit=most if config.cache.pool is None else max(initial, min(most, config.cache.pool)),
         )  # fmt: skip

@@ -11,11 +11,14 @@ from typing import Any
 
 from kvclient import wire
 from kvclient.errors import BadRequest, KvdError
+from kvclient.fields import VERBS
 from kvclient.wire import Message
 from kvd.front.logs import Log, logger
 from kvd.front.metrics import Count, Metrics
 from kvd.front.server import Peer, Server, error
 from kvd.messages import WORK_KINDS, Event
+
+KNOWN = frozenset({*VERBS, "cache"})
 
 
 class Stage(Enum):
@@ -81,7 +84,8 @@ class Sessions:
             raise BadRequest("a request with this id is running", id=message.id)
         now = time.monotonic()
         log = logger.bind(request=message.id)
-        session = Session(message.id, peer, message.kind, message.packed, now, log, heard=now)
+        kind = message.kind if message.kind in KNOWN else "unknown"  # what a client types goes into no log or metric
+        session = Session(message.id, peer, kind, message.packed, now, log, heard=now)
         self._by_id[session.id] = session
         self._by_peer[peer].add(session.id)
         self._metrics.add(Count.REQUESTS, session.kind)

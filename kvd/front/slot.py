@@ -30,7 +30,8 @@ class Slot:
 
     model: Model
     crashes: Crashes
-    kv: str
+    kv: str | None = None
+    """the precision somebody asked for; None: as configured"""
     state: State = State.NOT_LOADED
     worker: Worker | None = None
     loading: asyncio.Task[None] | None = None
@@ -69,13 +70,13 @@ class Slot:
     def describe(self) -> dict[str, Any]:
         """One row of `models` and `status`."""
         row: dict[str, Any] = {}
-        if self.worker is not None:
-            beat = self.worker.beat
-            row |= self.worker.info | beat.stats
-            row |= {"pid": self.worker.pid, "phase": beat.phase, "load_s": self.load_s, "log": str(self.worker.log)}
+        if (worker := self.worker) is not None:
+            row |= worker.info | worker.beat.stats
+            row |= {"kv": worker.order.kv, "pid": worker.pid, "phase": worker.beat.phase, "log": str(worker.log)}
+            row["load_s"] = self.load_s
         now = time.monotonic()
         return row | {
             "name": self.model.name, "state": "down" if self.crashes.down(now) else self.state.value,
             "pinned": self.pinned, "ttl_s": self.ttl_s, "last_used": self.last_used or None,
-            "waiting": self.not_begun, "live": len(self.live), "crashes": self.crashes.count(now), "kv": self.kv,
+            "waiting": self.not_begun, "live": len(self.live), "crashes": self.crashes.count(now),
         }  # fmt: skip

@@ -135,7 +135,8 @@ class StoreThread:
 
     def counts(self) -> dict[str, int]:
         """What the store did, dropped or refused, by reason: its own counters and those of this thread."""
-        return dict(Counter(self._stats.get("counters", {})) + self._counts)
+        mine = dict(self._counts)  # one step of the interpreter: the other thread adds to it
+        return dict(Counter(self._stats.get("counters", {})) + Counter(mine))
 
     async def close(self, timeout_s: float) -> None:
         """Commit what is pending and close the store; gives up waiting after `timeout_s`."""
@@ -145,8 +146,7 @@ class StoreThread:
     def _main(self) -> None:
         while self._turn():
             self._refresh()
-        if self._store is not None:
-            self._store.close()
+        self._guard("close", lambda store: store.close(), None)
 
     def _open_again(self) -> None:
         """At the start, and from time to time while there is no store: its disk may come back."""
@@ -154,9 +154,9 @@ class StoreThread:
         try:
             self._store = self._open()
             self._problem = ""
-        except (KvdError, OSError) as problem:
+        except Exception as problem:  # noqa: BLE001  the edge of the thread: whatever it is, serving goes on
             if str(problem) != self._problem:
-                logger.error("store unavailable", problem=str(problem))
+                logger.error("store unavailable", problem=str(problem), kind=type(problem).__name__)
             self._problem = str(problem)
             self._counts[UNAVAILABLE] += 1
 

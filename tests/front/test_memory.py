@@ -101,6 +101,16 @@ def test_the_longest_unused_idle_model_makes_room_but_never_a_pinned_or_busy_one
         assert states()["a"] == "loaded"
 
 
+def test_another_precision_replaces_the_model_and_the_configured_one_is_the_default() -> None:
+    with daemon("models.kv=k8v8") as made, made.client() as client:
+        first = client.call("load", {"model": "demo"})
+        assert first["kv"] == first["kv_precision"] == "k8v8"
+        assert client.call("load", {"model": "demo", "kv": "k8v8"})["pid"] == first["pid"]
+        second = client.call("load", {"model": "demo", "kv": "k4v4"})
+        assert second["pid"] != first["pid"] and second["kv_precision"] == "k4v4"
+        assert client.call("load", {"model": "demo"})["pid"] == second["pid"]
+
+
 def test_an_unused_model_goes_after_its_time_to_live_and_a_pinned_one_stays() -> None:
     with daemon("models.ttl=0.3", models=("a", "b")) as made, made.client() as client:
         client.call("load", {"model": "a", "pin": True})

@@ -55,6 +55,13 @@ def test_an_unknown_verb_is_a_bad_request(client: Client, verb: str) -> None:
     assert client.result(client.ask(verb)).body["code"] == "bad_request"
 
 
+def test_what_clients_type_as_a_verb_reaches_no_metric(shared: Daemon, client: Client) -> None:
+    for n in range(20):
+        client.result(client.ask(f"secret-{n}"))
+    assert "secret" not in str(shared.status()["metrics"])
+    assert "secret" not in (shared.home / "logs" / "kvd.log").read_text()
+
+
 def test_an_unknown_field_is_a_bad_request(client: Client) -> None:
     assert client.result(client.ask("load", {"model": "demo", "speed": 9})).body["details"]["field"] == "speed"
 

@@ -14,6 +14,7 @@ class Paths:
     table_from: rows of a single run from which the block table is faster than the fused view; None: never.
     table_batch: rows of a decode batch from which it is faster for all of them; None: never.
     grain: rows that the block table is read in; None: whole blocks.
+    chunked_from: rows from which a prefill chunk attends by `attend_chunk`; None: never.
     """
 
     view: bool = True
@@ -23,12 +24,23 @@ class Paths:
     table_from: int | None = None
     table_batch: int | None = None
     grain: int | None = None
+    avoid: int | None = None
+    chunked_from: int | None = None
+
+    def prefers_chunked(self, count: int, rows: int) -> bool:
+        """Whether a chunk of `count` rows that ends at `rows` attends by `attend_chunk`."""
+        return self.opaque and count > 1 and self.chunked_from is not None and rows >= self.chunked_from
+
+    def wrong(self, rows: int) -> bool:
+        """Whether fused attention of one row over a run of `rows` rows may not be used: the same for every place of a
+        run in the pool, so that a repeat takes the path of the first time."""
+        return self.avoid is not None and rows % self.avoid == 0
 
     def prefers_table(self, rows: int, runs: int, batch: int) -> bool:
         """How a sequence of `rows` rows in `runs` runs attends in a decode batch of `batch`."""
         if not self.table:
             return False
-        if runs > 1 or not self.view:
+        if runs > 1 or not self.view or self.wrong(rows):
             return True
         long = self.table_from is not None and rows >= self.table_from
         return long or (self.table_batch is not None and batch >= self.table_batch)
@@ -41,6 +53,8 @@ are microseconds, and the fused one gives mlx-lm's own bits."""
 CPU_TABLE_BATCH = 4
 """Per layer, 16 rows of 300: 0.96 ms through the table, 1.37 row by row; 8 of 100: 0.21 against 0.39; 2 of 100: 0.20
 against 0.09."""
+CPU_CHUNKED_FROM = 512
+"""Below, exponentials are a small part of a chunk, and MLX's attention gives mlx-lm's own bits."""
 CPU_GRAIN = 128
 """Whole blocks of 256 waste half of what they read of short rows: 16 x 300 rows 1.35 ms against 0.96; longer rows take
 the same time either way."""

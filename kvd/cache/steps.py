@@ -1,6 +1,7 @@
 """How one forward pass reads and writes the pool, chosen by the shape of its batch.
 
 run       one sequence in one run: zero-copy views, the model's own fused attention
+chunked   one sequence, several rows at once on the CPU: the exponentials are the cost there, see `chunked`
 gathered  one sequence, several rows at once, in several runs or quantised: put together per layer, for this pass only
 bundled   decode: rows that share a prefix are folded into one product; rows on their own attend on views of their runs;
           scattered ones through the block table
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
+from kvd.cache.chunked import attend_chunk
 from kvd.cache.paths import Paths
 from kvd.cache.plan import Bundle, Piece, View, bundles, pieces
 from kvd.cache.plugin import OpaqueKV, Step
@@ -44,7 +46,9 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int
     plain = len(read) == 1 and cache.layout.native and not cache.paths.prefers_table(rows, 1, 1)
     if count == 1 and cache.paths.opaque and not plain:
         return BundledStep(cache.pool, cache.paths, views, offsets, new)
-    return SingleStep(cache.pool, offsets[0], written, read)
+    if cache.paths.prefers_chunked(count, rows) and cache.layout.native:
+        return ChunkStep(cache.pool, offsets[0], written, read)
+    return SingleStep(cache.pool, offsets[0], written, read, count == 1 and cache.paths.wrong(rows))
 
 
 def view(sequence: CachedSequence, rows: int) -> View:
@@ -58,8 +62,12 @@ class SingleStep:
 
     opaque = False
 
-    def __init__(self, pool: KVPool, offset: int, written: Sequence[Piece], read: Sequence[Piece]) -> None:
+    def __init__(
+        self, pool: KVPool, offset: int, written: Sequence[Piece], read: Sequence[Piece], copied: bool = False
+    ) -> None:
+        """copied: attention gets an array of its own even for one run (see `Paths.avoid`)."""
         self.offset: int | mx.array = offset
+        self._copied = copied
         self._pool = pool
         self._written = written
         self._read = read
@@ -67,7 +75,7 @@ class SingleStep:
 
     def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         pool = self._pool
-        if self._native and len(self._read) == 1 and len(self._written) == 1:
+        if self._native and len(self._read) == 1 and len(self._written) == 1 and not self._copied:
             (k,), (v,) = pool.k[layer].parts, pool.v[layer].parts
             start, stop, first = self._written[0].start, self._written[0].stop, self._read[0].start
             k[..., start:stop, :] = keys
@@ -80,8 +88,27 @@ class SingleStep:
             write(side, self._written, rows)
         views = [side.view(piece) for piece in self._read]
         if len(views) == 1:
-            return side.dequantize(views[0])
+            return mx.contiguous(side.dequantize(views[0])) if self._copied else side.dequantize(views[0])
         return side.dequantize(tuple(mx.concatenate(list(parts), axis=-2) for parts in zip(*views, strict=True)))
+
+
+class ChunkStep(SingleStep):
+    """A prefill chunk that attends by `attend_chunk`; a mask that is not plainly causal goes to MLX's own attention."""
+
+    opaque = True
+
+    def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        k, v = super().fetch(layer, keys, values)
+        offset = self.offset
+        assert isinstance(offset, int)
+
+        def attend(queries: mx.array, scale: float, mask: Any) -> mx.array:
+            if isinstance(mask, str) and mask == "causal":
+                return attend_chunk(queries, k, v, scale, offset)
+            return mx.fast.scaled_dot_product_attention(queries, k, v, scale=scale, mask=mask)
+
+        handle = OpaqueKV(attend)
+        return handle, handle
 
 
 def write(side: Side, written: Sequence[Piece], rows: mx.array) -> None:

@@ -23,7 +23,7 @@ def test_usual_architectures_pass_every_check(family):
     net = model(family)
     report = check(net, inspect_layout(net), BLOCK, family)
     assert report.paths == preferences("float32", BLOCK) and report.batchable
-    assert {item.path for item in report.checks} == {"view", "fold", "table", "run", "opaque"}
+    assert {item.path for item in report.checks} == {"view", "fold", "table", "run", "opaque", "chunk"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -49,9 +49,31 @@ def test_a_path_that_gives_nan_is_switched_off_with_its_reason(monkeypatch):
     assert next(item for item in report.checks if item.path == "view").reason
 
 
+@pytest.mark.parametrize(("said", "ok"), [("0.001", True), ("nan", False), ("0.5", False)])
+def test_a_step_that_can_end_the_process_is_tried_in_a_child(monkeypatch, said, ok):
+    monkeypatch.setattr(checks, "suspect", lambda dtype: True)
+    monkeypatch.setattr(checks, "TRIAL", f"print({said!r})")
+    net = model()
+    report = check(net, inspect_layout(net), BLOCK, "llama")
+    assert report.paths.avoid == (None if ok else checks.MULTIPLE)
+
+
+def test_a_child_that_dies_switches_the_step_off_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(checks, "suspect", lambda dtype: True)
+    monkeypatch.setattr(checks, "TRIAL", "import os; os.abort()")
+    net = model()
+    report = check(net, inspect_layout(net), BLOCK, "llama")
+    assert report.paths == replace(preferences("float32", BLOCK), avoid=checks.MULTIPLE)
+
+
+def test_the_trial_itself_finds_this_device_right():
+    found = checks.try_multiple("float32")
+    assert found.ok and found.error is not None
+
+
 VARIANTS = [
     Paths(view=False), Paths(fold=False), Paths(table=False), Paths(opaque=False), Paths(table_from=1),
-    Paths(table_batch=2, grain=BLOCK // 4),
+    Paths(table_batch=2, grain=BLOCK // 4), Paths(avoid=1), Paths(avoid=1, opaque=False), Paths(avoid=1, table=False),
 ]  # fmt: skip
 
 

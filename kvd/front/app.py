@@ -31,11 +31,8 @@ from kvd.front.sessions import Sessions
 from kvd.front.spawn import WORKER
 from kvd.front.storethread import StoreLike, StoreThread
 from kvd.front.verbs import Services
-from kvd.front.warmup import warm_up
 from kvd.front.watch import Watch
 from kvd.home import Home, Lock, check_owner
-from kvd.models import blas
-from kvd.store.store import Store
 
 TICK_S = BEAT_S / 2
 LINGER_MS = 500
@@ -89,7 +86,7 @@ class _Front:
         sessions.server = server
         stop.install(self._hang_up)
         ticker = asyncio.create_task(_tick(Watch(fleet, sessions)))
-        warming = asyncio.create_task(warm_up(self._config.socket, self._config.warm.prompts))
+        warming = asyncio.create_task(_warm(self._config))
         logger.info("ready", pid=os.getpid(), socket=str(self._config.socket), budget_bytes=ledger.budget)
         drain_s = await stop.wait()
         warming.cancel()
@@ -140,8 +137,17 @@ async def _tick(watch: Watch) -> None:
         watch.tick(time.monotonic())
 
 
+async def _warm(config: Config) -> None:
+    if config.warm.prompts:
+        from kvd.front.warmup import warm_up
+
+        await warm_up(config.socket, config.warm.prompts)
+
+
 def _preload(home: Path) -> Path | None:
     """None, with a line in the log, when OpenBLAS cannot be had: serving is slower then, not wrong."""
+    from kvd.models import blas
+
     try:
         return blas.prepare(home)
     except KvdError as problem:
@@ -150,4 +156,6 @@ def _preload(home: Path) -> Path | None:
 
 
 def _open_store(config: Config) -> StoreLike:
+    from kvd.store.store import Store  # in the store's thread: `status` is answered before LMDB is loaded
+
     return Store.open(config.store_path, limits(config))

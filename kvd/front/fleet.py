@@ -81,10 +81,14 @@ class Fleet:
         self._start(slot)
 
     async def load(self, model: Model, kv: str | None, pin: bool | None, ttl_s: float | None) -> dict[str, Any]:
-        """Load, or change how a loaded model is kept; another KV precision replaces it. Also lifts a crash stop."""
+        """Load, or change how a loaded model is kept; another KV precision replaces it. Also lifts a crash stop.
+
+        Raises Busy for another precision while it has requests: a model has one precision at a time."""
         if self._closing:
             raise Busy("kvd is stopping", waiting=0, limit=0)
         slot = self.slot(model)
+        slot.check_precision(kv)
+        before = slot.kv
         slot.crashes.clear()
         if pin is not None:
             slot.pinned = pin
@@ -99,6 +103,8 @@ class Fleet:
             await asyncio.wait({task})
             if task.cancelled():
                 raise _not_loaded(slot)
+            if task.exception() is not None:
+                slot.kv = before  # the next request does not try what cannot be loaded
             task.result()
         return slot.describe()
 

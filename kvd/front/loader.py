@@ -123,7 +123,7 @@ class Loader:
         most = ledger.budget - weights  # what of it is free at a time, the ledger says when the pool asks to grow
         run = next(self._runs)
         return Order(
-            run=run, name=name, model=slot.model.folder, kv=slot.kv or config.models.kv, preload=preload,
+            run=run, name=name, model=slot.model.folder, kv=slot.kv or config.models.precision(name), preload=preload,
             command=self._means.command, store=config.store_path,
             socket=config.socket.with_name(f"{config.socket.name}.w{run % SOCKETS}"),
             block_size=config.cache.block_size, chunk=config.cache.chunk, weights_limit=weights, pool_initial=initial,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from kvclient.errors import Busy
 from kvd.front.crashes import Crashes
 from kvd.front.registry import Model
 from kvd.front.sessions import Session, Stage
@@ -66,6 +67,17 @@ class Slot:
 
     def use(self) -> None:
         self.last_used, self.idle_since = time.time(), time.monotonic()
+
+    def check_precision(self, kv: str | None) -> None:
+        """Raises Busy where `kv` is not the precision of a worker that has requests."""
+        requests = len(self.waiting) + len(self.live)
+        if self.worker is None or not requests or kv in (None, self.worker.order.kv):
+            return
+        raise Busy(
+            f"{self.model.name} has {requests} requests at KV precision {self.worker.order.kv}, and a model has one "
+            f"precision at a time: ask for {kv} again when they are done, or pull the model under a second name",
+            model=self.model.name, kv=self.worker.order.kv, asked=kv, requests=requests,
+        )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """One row of `models` and `status`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvd.front.verbs.base import Body, Call
-from kvd.store.verbs import Steps, steps
+
+if TYPE_CHECKING:
+    from kvd.store.verbs import Steps
 
 SLICE_S = 0.02
 """of the store's time at once"""
@@ -20,12 +22,18 @@ class Cache:
     async def run(self, call: Call) -> Body:
         fields = {name: value for name, value in call.body.items() if name != "verb"}
         store = call.services.store
-        work: Steps = await store.do(lambda owner: steps(owner, call.body["verb"], fields))
+        work: Steps = await store.do(lambda owner: _steps(owner, call.body["verb"], fields))
         while True:
             answer, done, total = await store.do(lambda _: _slice(work))
             if answer is not None:
                 return answer
             call.services.sessions.tell(call.session, "progress", {"done": done, "total": total})
+
+
+def _steps(owner: Any, verb: str, fields: dict[str, Any]) -> Steps:
+    from kvd.store.verbs import steps  # late, so that the daemon starts without
+
+    return steps(owner, verb, fields)
 
 
 def _slice(work: Steps) -> tuple[dict[str, Any] | None, int, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvd.cache.precision import table_of
+from kvd.calibrate.choice import AUTO
 from kvd.front.registry import Model
 from kvd.front.slot import Slot, State
 from kvd.front.verbs.base import Body, Call, Services
@@ -44,7 +46,9 @@ class Load:
     async def run(self, call: Call) -> Body:
         services, body = call.services, call.body
         model = services.registry.resolve(body["model"], services.config.models.default)
-        return await services.fleet.load(model, body.get("kv"), body.get("pin"), body.get("ttl_s"))
+        if (kv := body.get("kv")) not in (None, AUTO):
+            table_of(kv)
+        return await services.fleet.load(model, kv, body.get("pin"), body.get("ttl_s"))
 
 
 class Unload:

@@ -95,8 +95,8 @@ class Models:
     )
     kv_of: tuple[tuple[str, str], ...] = _key(
         (), kinds.PRECISIONS,
-        "KV precision of single models, before `kv`: a table like {demo = \"k8v4,0-3=k8v8\"}; as a flag MODEL=PRECISION, "
-        "separated by semicolons",
+        "KV precision of single models, before `kv`: a table like {demo = \"k8v4,0-3=k8v8\"}; as a flag "
+        "MODEL=PRECISION, separated by semicolons",
         live=True,
     )
     kv_max_kld: float = _key(

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final, TextIO
 
 from kvclient.errors import Internal, KvdError, OutOfMemory
@@ -100,9 +99,7 @@ def calibrate(order: Order, teller: Teller) -> str:
         model=loaded.model, paths=report.paths, block=order.block_size,
         chunk=512 if info.backend == "cpu" else 2048, stops=stops_of(tokenizer), tick=teller.tick,
     )  # fmt: skip
-    run = Run(
-        means, layout, material, plan, order.gate, lambda ids: str(tokenizer.decode(ids)), teller.doing
-    )
+    run = Run(means, layout, material, plan, order.gate, lambda ids: str(tokenizer.decode(ids)), teller.doing)
     found = run.everything(order.budget)
     return result.dumps(
         result.Calibration(

@@ -21,8 +21,8 @@ LAYER_WINDOW: Final = 128
 TRIES: Final = 3
 """tables of the search that are measured in full, at most"""
 ATTENTION_CPU: Final = 5.5
-"""How much more a product of attention costs than one of weights with as many operations, on the CPU backend: 2.9e-3 n +
-2.06e-6 n^2 seconds for n tokens of a model of 135M weights with 576 x 30 query elements."""
+"""How much more a product of attention costs than one of weights with as many operations, on the CPU backend:
+2.9e-3 n + 2.06e-6 n^2 seconds for n tokens of a model of 135M weights with 576 x 30 query elements."""
 ATTENTION_GPU: Final = 1.5
 
 

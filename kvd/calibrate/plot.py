@@ -33,8 +33,8 @@ def svg(found: Calibration) -> str:
         f'aria-label="KV precisions of {escape(found.model)}: divergence against bytes per token">',
         f"<style>{STYLE}</style>", f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
         f'<text x="{LEFT}" y="26" font-weight="600">{escape(found.model)}: what KV precisions cost</text>',
-        f'<text class="small" x="{LEFT}" y="44">{found.tokens:,} tokens of {escape(found.text)}, mean KL divergence from '
-        f"native KV over the last {found.window}</text>",
+        f'<text class="small" x="{LEFT}" y="44">{found.tokens:,} tokens of {escape(found.text)}, mean KL divergence '
+        f"from native KV over the last {found.window}</text>",
     ]  # fmt: skip
     if items:
         parts.extend(_plot(items, found))
@@ -65,24 +65,24 @@ def _plot(items: Sequence[Setting], found: Calibration) -> Iterator[str]:
     gate = y(found.gate.max_kld)
     yield f'<line class="gate" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{gate:.1f}" y2="{gate:.1f}"/>'
     yield (
-        f'<text class="gatetext" x="{LEFT + 6}" y="{gate - 5:.1f}">gate: {found.gate.max_kld:g}, and the same top token '
-        f"at {found.gate.min_same_top:.0%}</text>"
+        f'<text class="gatetext" x="{LEFT + 6}" y="{gate - 5:.1f}">gate: {found.gate.max_kld:g}, and the same top '
+        f"token at {found.gate.min_same_top:.0%}</text>"
     )
     taken: list[tuple[float, float]] = []
     for item in sorted(items, key=lambda one: one.quality.kld_mean):
-        at = (x(item.bytes_per_token), y(item.quality.kld_mean))
+        across, down = x(item.bytes_per_token), y(item.quality.kld_mean)
         kind = "ok" if item.quality.passes(found.gate) else "bad"
         label = f"{short_name(item.name)} · {item.quality.same_top:.1%}"
         shift = 4.0
-        while any(abs(at[0] - left) < 100 and abs(at[1] + shift - top) < 14 for left, top in taken):
+        while any(abs(across - left) < 100 and abs(down + shift - top) < 14 for left, top in taken):
             shift += 14
-        taken.append((at[0], at[1] + shift))
+        taken.append((across, down + shift))
         yield (
-            f'<circle class="{kind}" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="5"><title>{escape(item.name)}: '
+            f'<circle class="{kind}" cx="{across:.1f}" cy="{down:.1f}" r="5"><title>{escape(item.name)}: '
             f"{item.bytes_per_token:,} bytes, {item.quality.kld_mean:.3g}</title></circle>"
         )
-        anchor, move = ("start", 9) if at[0] < WIDTH - 160 else ("end", -9)
-        yield f'<text x="{at[0] + move:.1f}" y="{at[1] + shift:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
+        anchor, move = ("start", 9) if across < WIDTH - 160 else ("end", -9)
+        yield f'<text x="{across + move:.1f}" y="{down + shift:.1f}" text-anchor="{anchor}">{escape(label)}</text>'
 
 
 def _ticks(most: float) -> list[int]:

@@ -24,7 +24,7 @@ CHILD = (sys.executable, "-P", "-m", "kvd.calibrate.child")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to calibrate. tokens, window: None for the defaults of the machine. memory: most bytes, None for no limit."""
+    """What to calibrate. tokens, window: None for the machine's defaults. memory: most bytes, None for no limit."""
 
     name: str
     folder: Path
@@ -86,5 +86,6 @@ def _listen(
         told(message)
     status = child.wait()
     raise WorkerLost(
-        f"the process that calibrated {name} ended with {status}; its log is {log}", model=name, status=status, log=str(log)
-    )
+        f"the process that calibrated {name} ended with {status}; its log is {log}",
+        model=name, reason="exit", status=status, log=str(log),
+    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,9 +18,9 @@ from kvd.calibrate.search import ANCHOR, Costs
 from kvd.calibrate.trial import Means, Prefilled
 
 METHOD: Final = (
-    "Settings: prefilled through the quantised pool, compared over the last positions in one teacher-forced chunk. K or V "
-    "alone, and single layers: the prefix of native KV quantised once, so that errors within it do not add up; they "
-    "order tables, the chosen one is measured like every setting."
+    "Settings: prefilled through the quantised pool, compared over the last positions in one teacher-forced chunk. "
+    "K or V alone, and single layers: the prefix of native KV quantised once, so that errors within it do not add up; "
+    "they order tables, the chosen one is measured like every setting."
 )
 SAFETY: Final = 0.8
 """share of the gate that a predicted table may use"""
@@ -187,9 +186,7 @@ class Run:
         growth = {(side, bits): value / whole[side, ANCHOR] for (side, bits), value in whole.items()}
         return Costs(anchor, growth, nbytes, len(layers))
 
-    def _tables(
-        self, costs: Costs, measured: Sequence[Setting], native: Native, budget: int | None
-    ) -> list[Setting]:
+    def _tables(self, costs: Costs, measured: Sequence[Setting], native: Native, budget: int | None) -> list[Setting]:
         path = search.descend(costs)
         if budget is not None:
             table = search.within(path, costs, budget)
@@ -211,9 +208,7 @@ class Run:
             limit /= 2
         return found
 
-    def _measured(
-        self, tables: Sequence[search.Table], known: Sequence[Setting], native: Native
-    ) -> list[Setting]:
+    def _measured(self, tables: Sequence[search.Table], known: Sequence[Setting], native: Native) -> list[Setting]:
         found = []
         for table in tables:
             name = self._text(table)

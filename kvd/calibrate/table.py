@@ -15,8 +15,8 @@ EXTREMES = 3
 def lines(found: Calibration) -> Iterator[str]:
     """The whole report, line by line."""
     yield (
-        f"{found.model}: {found.tokens:,} tokens of {found.text}, the last {found.window} compared; KV in {found.dtype}, "
-        f"{found.backend}"
+        f"{found.model}: {found.tokens:,} tokens of {found.text}, the last {found.window} compared; KV in {found.dtype}"
+        f", {found.backend}"
     )
     if found.tokens < min(8192, found.context):
         yield f"(shorter than the {min(8192, found.context):,} tokens that would say enough: long contexts may differ)"

@@ -27,7 +27,7 @@ LEAST_TOKENS = 256
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="name, as `kvd models` lists it")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="text to measure on (default: one that ships with kvd)")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text to measure on (default: one of kvd's own)")
     parser.add_argument("--tokens", type=_tokens, metavar="N",
                         help="how much of it (default: 8,192 or the model's limit; on the CPU 2,048)")  # fmt: skip
     parser.add_argument("--presets", metavar="LIST", help="precisions to measure, separated by commas (default: all)")

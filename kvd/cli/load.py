@@ -1,7 +1,9 @@
 """Load a model now, so that the first request need not wait for it.
 
---kv sets the precision of its KV cache: native, or keys and values apart in bits (k8v8, k8v4, k6v4, k4v4, …), or auto
-for what `kvd calibrate` found. Loading again with another precision replaces the model; its cache on disk stays.
+--kv sets the precision of its KV cache: native, or keys and values apart in bits (k8v8, k8v4, k6v4, k4v4, …), with
+overrides by layer (k8v4,0-3=k8v8), or auto for what `kvd calibrate` found. Loading again with another precision
+replaces the model once it has no requests; its cache on disk stays. A model has one precision at a time; to have two,
+pull it under a second name (the weights are then in memory twice).
 
   kvd load demo
   kvd load demo --kv k8v4 --pin
@@ -37,4 +39,8 @@ def run(args: argparse.Namespace) -> int:
     if info.get("weights_bytes"):
         parts.append(f"· weights {format_size(info['weights_bytes'])}")
     print(" ".join(parts))
+    for line in info.get("kv_layers", []):
+        print(f"  {line}")
+    if info.get("kv_bytes_per_token"):
+        print(f"  {info['kv_bytes_per_token']:,} bytes of KV per token")
     return 0

@@ -19,6 +19,7 @@ from kvd.cache.check import Report, check
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
+from kvd.calibrate.choice import Choice, choose
 from kvd.models import blas
 from kvd.models.fingerprint import MEMO, Identity, identify
 from kvd.models.load import Loaded, ModelInfo, load
@@ -60,8 +61,12 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     """Load the model and build everything over it. Raises what `kvd.models.load` raises, and OutOfMemory when not even
     one block of KV fits."""
     loaded = load(given.model, available=given.weights_limit)
-    layout = precision.apply(inspect_layout(loaded.model, loaded.info.architecture), given.kv)
     identity = identify(given.model, given.home / "models" / MEMO)
+    kv = choose(given.kv, given.home / "models" / given.name, given.name, identity.whole)
+    layout = precision.apply(inspect_layout(loaded.model, loaded.info.architecture), kv.text)
+    for line in precision.describe_layers(layout):
+        log.info("kv", precision=kv.text, layers=line)
+    log.info("kv size", precision=kv.text, bytes_per_token=layout.bytes_per_token())
     space = space_of(identity, layout, given.block_size)
     block_bytes = layout.bytes_per_token() * given.block_size
     if given.pool_limit < block_bytes:
@@ -78,14 +83,14 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     for item in report.checks:
         log.info("attention", path=item.path, ok=item.ok, error=item.error, reason=item.reason)
     model = Model(
-        loaded.model, loaded.tokenizer, layout, space, frozenset(loaded.tokenizer.eos_token_ids), given.kv
+        loaded.model, loaded.tokenizer, layout, space, frozenset(loaded.tokenizer.eos_token_ids), kv.text
     )
     chunk = given.chunk or (CHUNK_CPU if loaded.info.backend == "cpu" else CHUNK_GPU)
     pending = max(given.pool_limit // 8, PENDING_LEAST)
     engine = make_engine(model, cache, outbox, heart, files or RealFiles(), Limits(chunk=chunk), pending)
     context = loaded.info.context_length or ANY_CONTEXT
     prompter = Prompter(loaded.tokenizer, vocab=loaded.info.vocab, context=context, today=pulled(given))
-    return Built(engine, prompter, _info(given, loaded, layout, cache, report))
+    return Built(engine, prompter, _info(given, loaded, layout, cache, report, kv))
 
 
 def make_engine(
@@ -117,18 +122,18 @@ def pulled(given: Options) -> datetime.date:
 
 
 def _info(
-    given: Options, loaded: Loaded, layout: KVLayout, cache: PagedCache, report: Report
+    given: Options, loaded: Loaded, layout: KVLayout, cache: PagedCache, report: Report, kv: Choice
 ) -> dict[str, Any]:
     info: ModelInfo = loaded.info
     facts = {f.name: getattr(info, f.name) for f in dataclasses.fields(info) if f.name != "notes"}
     stats = cache.stats
-    warnings = list(info.notes)
+    warnings = [*info.notes, *kv.warnings]
     warnings += [f"attention path {item.path} is off: {item.reason}" for item in report.checks if not item.ok]
     if info.backend == "cpu" and (warning := _blas_warning()):
         warnings.append(warning)
     return {
-        **facts, "warnings": warnings, "batchable": report.batchable, "kv_precision": given.kv,
-        "kv_layout": layout.describe(),
+        **facts, "warnings": warnings, "batchable": report.batchable, "kv_precision": kv.text,
+        "kv_layout": layout.describe(), "kv_layers": precision.describe_layers(layout),
         "kv_bytes_per_token": layout.bytes_per_token(), "block_size": given.block_size,
         "pool_bytes": stats.bytes_pool, "pool_limit_bytes": given.pool_limit, "mlx": version("mlx"),
     }  # fmt: skip

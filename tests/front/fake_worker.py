@@ -25,7 +25,7 @@ from typing import Any
 import zmq
 
 from kvclient import wire
-from kvclient.errors import OutOfMemory
+from kvclient.errors import BadRequest, OutOfMemory
 from kvd import leash
 from kvd.messages import Beat, Cancel, Failed, Granted, Grow, Ready, Stop, Work, to_worker
 
@@ -83,6 +83,8 @@ class FakeWorker:
                 threading.Timer(float(seconds), self.loaded).start()
             case ["refuse"]:
                 self.emit(Failed.of(OutOfMemory("too big", needed=2, available=1)).encode())
+            case _ if self.args.kv == "k2v2":
+                self.emit(Failed.of(BadRequest("K in groups of 32: the head size 80 is not a multiple")).encode())
             case _:
                 self.loaded()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvd.cache.precision import table_of
-from kvd.calibrate.choice import AUTO
+from kvclient.errors import BadRequest
+from kvd import kinds
 from kvd.front.registry import Model
 from kvd.front.slot import Slot, State
 from kvd.front.verbs.base import Body, Call, Services
@@ -46,8 +46,11 @@ class Load:
     async def run(self, call: Call) -> Body:
         services, body = call.services, call.body
         model = services.registry.resolve(body["model"], services.config.models.default)
-        if (kv := body.get("kv")) not in (None, AUTO):
-            table_of(kv)
+        if (kv := body.get("kv")) is not None:
+            try:
+                kinds.PRECISION.parse(kv)
+            except ValueError as problem:
+                raise BadRequest(str(problem), kv=kv) from None
         return await services.fleet.load(model, kv, body.get("pin"), body.get("ttl_s"))
 
 

@@ -1,0 +1,48 @@
+"""One model, one KV precision at a time: whose it is, who may change it, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.front.support import Client, Daemon, daemon, until
+
+
+def test_another_precision_is_refused_while_requests_run_and_taken_afterwards(shared: Daemon, client: Client) -> None:
+    client.call("load", {"model": "demo", "kv": "native"})
+    held = client.ask("generate", {"prompt": "hold"}, "demo")
+    client.wait_for(held, "progress")
+    refused = client.result(client.ask("load", {"model": "demo", "kv": "k8v4"}))
+    assert refused.body["code"] == "busy"
+    for word in ("native", "k8v4", "1 requests", "one precision at a time"):
+        assert word in refused.body["message"]
+    assert client.call("load", {"model": "demo"})["kv"] == "native"
+    client.ask("cancel", {"id": held})
+    assert client.result(held).body["choices"][0]["finish_reason"] == "cancelled"
+    until(lambda: shared.model()["live"] == 0, "the end of the request")
+    assert client.call("load", {"model": "demo", "kv": "k8v4"})["kv"] == "k8v4"
+
+
+@pytest.mark.parametrize("kv", ["k8", "q4", "k8v4,3", "k8v4,0-3=fast"])
+def test_what_is_no_precision_is_refused_without_touching_the_loaded_model(
+    shared: Daemon, client: Client, kv: str
+) -> None:
+    loaded = client.call("load", {"model": "demo"})
+    refused = client.result(client.ask("load", {"model": "demo", "kv": kv}))
+    assert refused.body["code"] == "bad_request" and "KV precision" in refused.body["message"]
+    after = client.call("load", {"model": "demo"})
+    assert (after["pid"], after["kv"]) == (loaded["pid"], loaded["kv"])
+
+
+def test_a_precision_that_does_not_load_is_not_tried_by_the_next_request(shared: Daemon, client: Client) -> None:
+    client.call("load", {"model": "demo", "kv": "native"})
+    refused = client.result(client.ask("load", {"model": "demo", "kv": "k2v2"}))
+    assert refused.body["code"] == "bad_request" and "head size" in refused.body["message"]
+    assert client.call("generate", {"prompt": "say 2"}, "demo")["choices"][0]["text"] == "01"
+    assert shared.model()["kv"] == "native"
+
+
+def test_single_models_have_the_precision_that_the_configuration_gives_them() -> None:
+    flags = ("models.kv=k8v8", "models.kv_of=two=k8v4,0=native; three=auto")
+    with daemon(*flags, models=("one", "two", "three")) as made, made.client() as client:
+        found = {name: client.call("load", {"model": name})["kv"] for name in ("one", "two", "three")}
+    assert found == {"one": "k8v8", "two": "k8v4,0=native", "three": "auto"}

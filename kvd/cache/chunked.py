@@ -9,7 +9,8 @@ gets the same bits however its prompt was cut into chunks, and columns behind a 
 from __future__ import annotations
 
 import mlx.core as mx
-import numpy as np
+
+from kvd.cache.softmax import exponential_in_place
 
 ROWS = 64
 
@@ -37,10 +38,7 @@ def _piece(queries: mx.array, keys: mx.array, values: mx.array, scale: float, fi
         later = mx.arange(n)[None] > mx.tile(mx.arange(n), repeats)[:, None]
         scores[..., first:] = mx.where(later, -mx.inf, scores[..., first:])
     scores = scores - scores.max(axis=-1, keepdims=True)
-    mx.eval(scores)
-    weights = np.array(scores, copy=False)
-    np.exp(weights, out=weights)
-    del weights
+    scores = exponential_in_place(scores)
     out = (scores @ values[:, :, :end]) / scores.sum(axis=-1, keepdims=True)
     mx.eval(out)
     return out.reshape(1, heads, n, values.shape[-1])

@@ -24,23 +24,17 @@ class Paths:
     table_from: int | None = None
     table_batch: int | None = None
     grain: int | None = None
-    avoid: int | None = None
     chunked_from: int | None = None
 
     def prefers_chunked(self, count: int, rows: int) -> bool:
         """Whether a chunk of `count` rows that ends at `rows` attends by `attend_chunk`."""
         return self.opaque and count > 1 and self.chunked_from is not None and rows >= self.chunked_from
 
-    def wrong(self, rows: int) -> bool:
-        """Whether fused attention of one row over a run of `rows` rows may not be used: the same for every place of a
-        run in the pool, so that a repeat takes the path of the first time."""
-        return self.avoid is not None and rows % self.avoid == 0
-
     def prefers_table(self, rows: int, runs: int, batch: int) -> bool:
         """How a sequence of `rows` rows in `runs` runs attends in a decode batch of `batch`."""
         if not self.table:
             return False
-        if runs > 1 or not self.view or self.wrong(rows):
+        if runs > 1 or not self.view:
             return True
         long = self.table_from is not None and rows >= self.table_from
         return long or (self.table_batch is not None and batch >= self.table_batch)

@@ -162,4 +162,13 @@ class KVPool:
 
 
 def _zeros(part: Part, rows: int) -> mx.array:
-    return mx.zeros((1, part.heads, rows, part.width), getattr(mx, part.dtype))
+    """An array at the start of a buffer that is one row longer.
+
+    MLX's CUDA backend takes a view for mlx-lm's own cache, and reads it from row 0 of its buffer whatever row the view
+    starts at, when the buffer holds exactly that cache (0.32.4, one query row in half precision).
+    """
+    size = part.heads * rows * part.width
+    buffer = mx.zeros((size + part.width,), getattr(mx, part.dtype))
+    array = buffer[:size].reshape(1, part.heads, rows, part.width)
+    mx.eval(array)
+    return array

@@ -46,9 +46,9 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int
     plain = len(read) == 1 and cache.layout.native and not cache.paths.prefers_table(rows, 1, 1)
     if count == 1 and cache.paths.opaque and not plain:
         return BundledStep(cache.pool, cache.paths, views, offsets, new)
-    if cache.paths.prefers_chunked(count, rows) and cache.layout.native:
+    if cache.paths.prefers_chunked(count, rows):
         return ChunkStep(cache.pool, offsets[0], written, read)
-    return SingleStep(cache.pool, offsets[0], written, read, count == 1 and cache.paths.wrong(rows))
+    return SingleStep(cache.pool, offsets[0], written, read)
 
 
 def view(sequence: CachedSequence, rows: int) -> View:
@@ -62,12 +62,8 @@ class SingleStep:
 
     opaque = False
 
-    def __init__(
-        self, pool: KVPool, offset: int, written: Sequence[Piece], read: Sequence[Piece], copied: bool = False
-    ) -> None:
-        """copied: attention gets an array of its own even for one run (see `Paths.avoid`)."""
+    def __init__(self, pool: KVPool, offset: int, written: Sequence[Piece], read: Sequence[Piece]) -> None:
         self.offset: int | mx.array = offset
-        self._copied = copied
         self._pool = pool
         self._written = written
         self._read = read
@@ -75,7 +71,7 @@ class SingleStep:
 
     def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         pool = self._pool
-        if self._native and len(self._read) == 1 and len(self._written) == 1 and not self._copied:
+        if self._native and len(self._read) == 1 and len(self._written) == 1:
             (k,), (v,) = pool.k[layer].parts, pool.v[layer].parts
             start, stop, first = self._written[0].start, self._written[0].stop, self._read[0].start
             k[..., start:stop, :] = keys
@@ -88,7 +84,7 @@ class SingleStep:
             write(side, self._written, rows)
         views = [side.view(piece) for piece in self._read]
         if len(views) == 1:
-            return mx.contiguous(side.dequantize(views[0])) if self._copied else side.dequantize(views[0])
+            return side.dequantize(views[0])
         return side.dequantize(tuple(mx.concatenate(list(parts), axis=-2) for parts in zip(*views, strict=True)))
 
 

@@ -24,11 +24,11 @@ from tests.cache.support import (
 from tests.cache.test_landing import restore, stored
 
 PRESETS = ["k8v8", "k8v4", "k4v4", "k6v4", {"k": "8g32", "v": "4g32", "layers": {"0": {"k": "native"}, "-1": {"v": 8}}}]
-PATHS = [Paths(), Paths(table_from=1), Paths(table=False)]
+PATHS = [Paths(), Paths(table_from=1), Paths(table=False), Paths(chunked_from=1)]
 
 
 @pytest.mark.parametrize("kv", PRESETS, ids=str)
-@pytest.mark.parametrize("paths", PATHS, ids=["view", "table", "pieces"])
+@pytest.mark.parametrize("paths", PATHS, ids=["view", "table", "pieces", "chunked"])
 def test_a_hit_gives_the_bits_of_the_cold_pass(kv, paths):
     net = model()
     for length in (BLOCK + 1, 4 * BLOCK + 3):

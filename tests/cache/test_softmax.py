@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kvd.cache.softmax import FEWEST, exponential, softmax_parts
+from kvd.cache.softmax import FEWEST, NUMPY_FROM, exponential, softmax_parts
 
 
 def test_exponentials_are_right_to_the_last_places():
@@ -18,7 +18,7 @@ def test_exponentials_are_right_to_the_last_places():
     assert (far >= 0).all() and (far < 2e-38).all()
 
 
-@pytest.mark.parametrize("columns", [3, FEWEST, 3 * FEWEST + 1])
+@pytest.mark.parametrize("columns", [3, FEWEST, 3 * FEWEST + 1, NUMPY_FROM])
 def test_weights_are_those_of_mlx(columns):
     scores = mx.random.normal((2, 3, columns), key=mx.random.key(0)) * 5
     scores[..., 1] = -mx.inf

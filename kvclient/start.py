@@ -86,13 +86,18 @@ class Start:
 
     def ready(self) -> bool:
         """Raises Unreachable when the daemon did not come up, with the last line it said."""
+        if not self._listens():
+            self._advance(time.monotonic())
+            return False
+        self._report(f"the daemon is up after {time.monotonic() - self._began:.1f} s")
+        return True
+
+    def _listens(self) -> bool:
         try:
             probe(paths.control_path(self._socket))
             probe(self._socket)
         except Unreachable:
-            self._advance(time.monotonic())
             return False
-        self._report(f"the daemon is up after {time.monotonic() - self._began:.1f} s")
         return True
 
     def close(self) -> None:
@@ -101,7 +106,7 @@ class Start:
             self._lock = None
 
     def _advance(self, now: float) -> None:
-        if self._process is None and self._lock is None and self._take_lock():
+        if self._process is None and self._lock is None and self._take_lock() and not self._listens():
             self._spawn()
         if self._process is not None and self._ended is None and self._process.poll() is not None:
             self._ended = now

@@ -45,6 +45,20 @@ def test_cancelling_a_task_cancels_its_request(daemon: FakeDaemon) -> None:
     run(daemon, scene)
 
 
+def test_a_wait_that_is_cancelled_cancels_the_request(daemon: FakeDaemon) -> None:
+    daemon.scripts["generate"] = silent
+
+    async def scene(kv: AsyncClient) -> None:
+        stream = kv.stream("demo", "hi")
+        waiting = asyncio.ensure_future(anext(stream))
+        await arrived(daemon, "generate")
+        waiting.cancel()
+        assert (await arrived(daemon, "cancel")).body == {"id": stream.id}
+        assert [event async for event in stream] == []
+
+    run(daemon, scene)
+
+
 def test_tasks_share_a_client(daemon: FakeDaemon) -> None:
     async def scene(kv: AsyncClient) -> None:
         answers = await asyncio.gather(*(kv.generate("demo", "hi") for _ in range(100)))

@@ -2,8 +2,8 @@
 with this cache plugged in against mlx-lm's own. Milliseconds for the former, two dozen tokens for the latter.
 
 Why: backends differ in what they get right. MLX 0.32.4 on CUDA gives NaN from fused attention for one query row in half
-precision on a view that starts inside its array, where the array fills its buffer (`pool._zeros` sees to that). It can end
-the process, so a child process tries it first.
+precision on a view that starts inside its array, where the array fills its buffer (`pool._zeros` sees to that). It may
+end the process, so a child process tries it first.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import uvicorn
 from kvclient.aio import AsyncClient
 from kvclient.gateway.app import build
 from kvclient.gateway.settings import Settings
+from rig.daemon import Daemon, demo_models, short_home
 from tests.gateway.fake import FakeDaemon, Script, default_script
 
 
@@ -45,6 +46,19 @@ def serving(path: Any, settings: Settings | None = None) -> Iterator[str]:
 class Served:
     url: str
     daemon: FakeDaemon
+
+
+@pytest.fixture(scope="session")
+def real_daemon() -> Iterator[Daemon]:
+    """The real daemon with the demo model: one for all tests of this folder."""
+    with short_home(demo_models()) as home, Daemon(home) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def real_url(real_daemon: Daemon) -> Iterator[str]:
+    with serving(real_daemon.socket) as url:
+        yield url
 
 
 @pytest.fixture

@@ -226,7 +226,7 @@ def test_structured_output_is_parsed_by_the_sdk(serve: Serve) -> None:
 
 
 def test_logprobs_hold_tokens_bytes_and_alternatives(serve: Serve) -> None:
-    one = {"id": 5, "token": "é", "logprob": -0.5, "top": [{"id": 5, "token": "é", "logprob": -0.5}]}
+    one = {"id": 5, "token": "é", "logprob": -0.5, "top": [{"id": 6, "token": "\ufffd", "logprob": -0.5}]}
 
     def script(body: Any, model: str) -> Any:
         assert body["logprobs"] is True and body["top_logprobs"] == 1
@@ -239,7 +239,7 @@ def test_logprobs_hold_tokens_bytes_and_alternatives(serve: Serve) -> None:
     assert whole.logprobs is not None and whole.logprobs.content is not None
     token = whole.logprobs.content[0]
     assert (token.token, token.logprob, token.bytes) == ("é", -0.5, [0xC3, 0xA9])
-    assert token.top_logprobs[0].token == "é"
+    assert (token.top_logprobs[0].token, token.top_logprobs[0].bytes) == ("\ufffd", None)  # part of a character
     chunks = list(
         sdk.chat.completions.create(model="demo", messages=HELLO, logprobs=True, top_logprobs=1, stream=True)
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from kvclient.events import Stats, TokenLogprob, ToolCall
+
+PART: Final = "\ufffd"
 
 
 def usage(stats: Stats) -> dict[str, Any]:
@@ -29,7 +31,9 @@ def response_usage(stats: Stats) -> dict[str, Any]:
 
 
 def token(one: TokenLogprob) -> dict[str, Any]:
-    return {"token": one.token, "logprob": one.logprob, "bytes": list(one.token.encode())}
+    """`bytes` is null for a token that is part of a character only: its text does not tell them."""
+    whole = None if PART in one.token else list(one.token.encode())
+    return {"token": one.token, "logprob": one.logprob, "bytes": whole}
 
 
 def chat_logprobs(found: Sequence[TokenLogprob], tops: int | None) -> dict[str, Any] | None:

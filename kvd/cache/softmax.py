@@ -16,7 +16,7 @@ POWER = (
 """2**r on [-1/2, 1/2] by the polynomial through the Chebyshev nodes: relative error 3e-9, below float32's 6e-8"""
 FEWEST = 12288
 """Elements from which the polynomial is faster: some 25 operations cost 80 microseconds before the first element."""
-NUMPY_FROM = 131_072
+NUMPY_FROM = 262_144
 """Elements from which numpy is worth the wait: a step can then no longer be queued behind another one."""
 
 

@@ -84,6 +84,8 @@ class Home:
         """Make every folder with mode 0700 and set this process's umask to 077. Raises BadRequest when the home cannot
         be used: not a folder, not writable, or of another user."""
         os.umask(UMASK)
+        if self.root.is_dir() and self.root.stat().st_mode & stat.S_ISVTX:
+            raise BadRequest(f"{self.root} is a folder for everybody; kvd needs one of its own", path=str(self.root))
         folders = (self.root, self.run, self.workers, self.models, self.store, self.logs, self.lib, self.tmp)
         try:
             for folder in folders:

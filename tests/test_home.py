@@ -42,6 +42,15 @@ def test_an_open_home_is_closed(tmp_path: Path) -> None:
     assert mode(root) == 0o700
 
 
+def test_a_folder_for_everybody_is_refused_and_stays_open(tmp_path: Path) -> None:
+    root = tmp_path / "shared"
+    root.mkdir()
+    root.chmod(0o1777)
+    with pytest.raises(BadRequest, match="everybody"):
+        Home(root).create()
+    assert mode(root) == 0o1777
+
+
 def test_a_file_in_the_way_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
     with pytest.raises(BadRequest, match="cannot use"):

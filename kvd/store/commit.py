@@ -80,9 +80,7 @@ def _durable(core: Core, ready: list[tuple[Reservation, Slot]]) -> str:
     """Folders, then the index; "" or the reason of the failure."""
     try:
         if core.limits.durable:
-            for folder in sorted({os.path.dirname(found.final) for found, _ in ready}):
-                core.files.fsync_dir(folder)
-            core.files.full_fsync_dir(core.tree.blocks)
+            _sync_folders(core, sorted({os.path.dirname(found.final) for found, _ in ready}))
         core.files.point("after_dirsync")
         core.files.point("before_commit")
         core.wear.add(sum(slot.size for _, slot in ready))
@@ -94,6 +92,16 @@ def _durable(core: Core, ready: list[tuple[Reservation, Slot]]) -> str:
     except IndexFailed:
         return "index_failed"
     return ""
+
+
+def _sync_folders(core: Core, folders: list[str]) -> None:
+    """Names of new folders, then names in them; the last one takes everything before it out of the drive's cache."""
+    if core.new_folders:
+        core.files.fsync_dir(core.tree.blocks)
+    for folder in folders[:-1]:
+        core.files.fsync_dir(folder)
+    core.files.full_fsync_dir(folders[-1])
+    core.new_folders = False
 
 
 def _accept(core: Core, found: Reservation, slot: Slot) -> CommittedItem:

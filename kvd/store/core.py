@@ -56,6 +56,8 @@ class Core:
         self.junk: dict[str, int] = {}
         """foreign files, old formats, what could not be unlinked: path -> bytes, collected when room is needed"""
         self.quarantined: dict[str, int] = {}
+        self.new_folders = True
+        """Names in `blocks` may not be on the drive yet (at a start: who knows)."""
         self.namespaces: set[bytes] = set()
         """those that have a folder"""
         self.models: dict[bytes, str] = {}

@@ -24,7 +24,7 @@ def stats(core: Core) -> dict[str, Any]:
         "reserved_bytes": usage.reserved,
         "other_bytes": usage.other,
         "blocks": len(core.table),
-        "tokens": sum(slot.tokens for slot in core.table),
+        "tokens": core.table.tokens,
         "orphans": len(core.orphans),
         "foreign_files": len(core.junk),
         "foreign_bytes": sum(core.junk.values()),

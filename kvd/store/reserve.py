@@ -22,6 +22,7 @@ def reserve(
         reason = _refuses(core, namespace, chain, parent, tokens, nbytes)
         if not reason:
             core.files.mkdir(core.tree.namespace(namespace))
+            core.new_folders |= namespace not in core.namespaces
             core.namespaces.add(namespace)
     except OSError as problem:
         core.disk_failed(problem)

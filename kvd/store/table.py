@@ -1,6 +1,6 @@
 """Every stored block in the owner's memory: what lookups, the ledger and eviction need. Pure bookkeeping.
 
-Invariants: `children[p]` holds exactly the chains whose parent is p; `bytes` is the sum of all slots' disk bytes.
+Invariants: `children[p]` holds exactly the chains whose parent is p; `bytes` and `tokens` are the sums over all slots.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Table:
         self.slots: dict[bytes, Slot] = {}
         self.children: dict[bytes, set[bytes]] = {}
         self.bytes = 0
+        self.tokens = 0
         self.by_namespace: dict[bytes, int] = defaultdict(int)
 
     def __len__(self) -> int:
@@ -53,6 +54,7 @@ class Table:
         self.slots[slot.chain] = slot
         self.children.setdefault(slot.parent, set()).add(slot.chain)
         self.bytes += slot.disk
+        self.tokens += slot.tokens
         self.by_namespace[slot.namespace] += slot.disk
 
     def remove(self, chain: bytes) -> Slot:
@@ -62,6 +64,7 @@ class Table:
         if not siblings:
             del self.children[slot.parent]
         self.bytes -= slot.disk
+        self.tokens -= slot.tokens
         self.by_namespace[slot.namespace] -= slot.disk
         if not self.by_namespace[slot.namespace]:
             del self.by_namespace[slot.namespace]

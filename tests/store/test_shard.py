@@ -141,3 +141,8 @@ def test_no_worker_opens_the_index() -> None:
     """LMDB has one user, the owner: what workers import does not even load it."""
     script = "import sys, kvd.worker.assemble, kvd.worker.main\nassert 'lmdb' not in sys.modules, 'loaded'"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_data_starts_on_a_page(tmp_path: Path) -> None:
+    raw = Path(write(tmp_path)).read_bytes()
+    assert (8 + int.from_bytes(raw[:8], "little")) % 4096 == 0

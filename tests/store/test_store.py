@@ -196,3 +196,23 @@ def test_a_wrong_report_of_a_vanished_shard_changes_nothing(actor: Actor) -> Non
 def test_a_reservation_says_whether_to_sync(world: World) -> None:
     place = reserve(world.open(durable=False), [1])
     assert isinstance(place, Reservation) and not place.durable
+
+
+def test_only_blocks_that_follow_each_other_are_hits(actor: Actor) -> None:
+    actor.put(PROMPT)
+    chains = actor.full_chains(PROMPT)
+    assert actor.store.lookup(NAMESPACE, chains[1:], NAMESPACE, PROMPT[BLOCK:]).hits == ()
+    assert len(actor.store.lookup(NAMESPACE, chains[1:], chains[0], PROMPT[BLOCK:]).hits) == 1
+
+
+def test_a_commit_syncs_each_folder_once_and_the_list_of_folders_when_it_changed(world: World) -> None:
+    from kvd.store.faults import Faults, FaultyFiles
+
+    faults = Faults()
+    actor = world.open(files=FaultyFiles(faults))
+    actor.put([1])
+    before = faults.calls["fsync_dir"], faults.calls["full_fsync_dir"]
+    actor.put([2, 3])
+    assert (faults.calls["fsync_dir"], faults.calls["full_fsync_dir"]) == (before[0], before[1] + 1)
+    Actor(actor.store, actor.files, namespace=b"n" * 16).put([2, 3])
+    assert (faults.calls["fsync_dir"], faults.calls["full_fsync_dir"]) == (before[0] + 1, before[1] + 2)

@@ -20,9 +20,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from kvclient.errors import UnsupportedModel
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.chunked import attend_chunk
+from kvd.cache.hostmem import on_cpu
 from kvd.cache.layout import KVLayout, LayerKV
 from kvd.cache.paged import PagedCache, forward
-from kvd.cache.paths import CPU_CHUNKED_FROM, CPU_GRAIN, CPU_TABLE_BATCH, CPU_TABLE_FROM, Paths
+from kvd.cache.paths import Paths, preferences
 from kvd.cache.plan import Bundle, Piece
 from kvd.cache.pool import KVPool
 from kvd.cache.side import Side
@@ -72,22 +73,12 @@ def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> R
             f"{architecture} does not give its own results with the paged cache: {reason}",
             architecture=architecture, reason=reason,
         )
-    paths = preferences(layout.dtype, block_size)
+    paths = preferences(layout.dtype, block_size, on_cpu())
     found_ok = replace(
         paths, view=ok["view"], table=ok["table"], fold=ok["fold"], opaque=ok["opaque"],
         chunked_from=paths.chunked_from if ok.get("chunk", False) else None,
     )  # fmt: skip
     return Report(found_ok, tuple(found))
-
-
-def preferences(dtype: str, block_size: int) -> Paths:
-    """What is fastest on this device, where it works (`tools/bench attention`)."""
-    if mx.default_device() != mx.Device(mx.cpu) or dtype != "float32":
-        return Paths()
-    grain = CPU_GRAIN if block_size % CPU_GRAIN == 0 else None
-    return Paths(
-        table_from=CPU_TABLE_FROM, table_batch=CPU_TABLE_BATCH, grain=grain, chunked_from=CPU_CHUNKED_FROM
-    )
 
 
 def query_heads(model: Any, layout: KVLayout) -> int:
@@ -135,8 +126,9 @@ def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int, view
     first = _reference(queries[:1], k, v, [prefix], scale)
     folded = Bundle((0, 1), (prefix,), tails, own)
     scattered = Bundle((0, 1), (), ((1, 2, 3), (1, 2, 5)), tuple(2 * block_size + n for n in own))
-    limit, grain = TOLERANCE[dtype], preferences(dtype, block_size).grain
-    chunks = [] if preferences(dtype, block_size).chunked_from is None else [_check_chunk(layer, repeats, limit)]
+    limit, wanted = TOLERANCE[dtype], preferences(dtype, block_size, on_cpu())
+    grain = wanted.grain
+    chunks = [] if wanted.chunked_from is None else [_check_chunk(layer, repeats, limit)]
     alone = [_compare("view", limit, first, lambda: _one(queries[:1], k, v, prefix, scale))] if view else []
     return [
         *chunks,
@@ -183,7 +175,7 @@ def _reference(queries: mx.array, k: Side, v: Side, read: Sequence[Piece], scale
 
 def suspect(dtype: str) -> bool:
     """Whether fused attention on views has ended a process on this backend in some version."""
-    return dtype != "float32" and mx.default_device() != mx.Device(mx.cpu) and not mx.metal.is_available()
+    return dtype != "float32" and not on_cpu() and not mx.metal.is_available()
 
 
 def try_view(dtype: str, tried: Sequence[str] = (sys.executable, "-P", "-m", "kvd.cache.trial")) -> PathCheck:

@@ -27,12 +27,17 @@ def window(start: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")
 
 
+def on_cpu() -> bool:
+    """Whether mlx computes on the CPU here."""
+    return mx.default_device() == mx.Device(mx.cpu)
+
+
 def addressable() -> bool:
     """Whether host threads can read and write an array's rows in place while mlx updates others.
 
     True on the CPU and with Metal's unified memory, after a trial; on CUDA a host address would migrate the buffer.
     """
-    if mx.default_device() != mx.Device(mx.cpu) and not mx.metal.is_available():
+    if not on_cpu() and not mx.metal.is_available():
         return False
     trial = mx.zeros((1, 2, 8, 32))
     mx.eval(trial)

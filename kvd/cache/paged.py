@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 
 from kvd.cache.blocks import BlockManager
 from kvd.cache.forward import forward
-from kvd.cache.hostmem import HostBlock
+from kvd.cache.hostmem import HostBlock, on_cpu
 from kvd.cache.landing import BlockLanding
 from kvd.cache.layout import KVLayout
-from kvd.cache.paths import Paths
+from kvd.cache.paths import preferences
 from kvd.cache.plugin import LayerCache, OpaqueLayerCache, Step, install_hook
 from kvd.cache.pool import KVPool
 from kvd.cache.prefix import PrefixIndex
@@ -60,8 +60,8 @@ class PagedCache:
         layers = range(len(layout.layers))
         self._plain = [LayerCache(self.pool, layer) for layer in layers]
         self._opaque: list[LayerCache] = [OpaqueLayerCache(self.pool, layer) for layer in layers]
-        self.paths = Paths()
-        """which attention paths may be used: set it from `kvd.cache.check` at load"""
+        self.paths = preferences(layout.dtype, block_size, on_cpu())
+        """which attention paths are used; `kvd.cache.check` at load takes out those that do not work"""
         self._on_bytes = on_bytes
         self._owner = threading.get_ident()
         self._released: deque[int] = deque()

@@ -1,4 +1,4 @@
-"""Which attention paths are used. Decided at load by `kvd.cache.check`, since devices differ."""
+"""Which attention paths are used. Measured preferences, less what fails `kvd.cache.check` at load: devices differ."""
 
 from __future__ import annotations
 
@@ -52,3 +52,13 @@ CPU_CHUNKED_FROM = 512
 CPU_GRAIN = 128
 """Whole blocks of 256 waste half of what they read of short rows: 16 x 300 rows 1.35 ms against 0.96; longer rows take
 the same time either way."""
+
+
+def preferences(dtype: str, block_size: int, on_cpu: bool) -> Paths:
+    """What is fastest on this backend, as far as it works there (`tools/bench attention`)."""
+    if not on_cpu or dtype != "float32":
+        return Paths()
+    grain = CPU_GRAIN if block_size % CPU_GRAIN == 0 else None
+    return Paths(
+        table_from=CPU_TABLE_FROM, table_batch=CPU_TABLE_BATCH, grain=grain, chunked_from=CPU_CHUNKED_FROM
+    )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
+from kvd.cache.hostmem import on_cpu
+
 LOG2_E = 1.4426950408889634
 POWER = (
     0.9999999999595482, 0.6931472067106198, 0.24022651213646553, 0.05550327214208915, 0.009618025602807178,
@@ -22,7 +24,7 @@ NUMPY_FROM = 262_144
 
 def softmax_parts(scores: mx.array) -> tuple[mx.array, mx.array | None]:
     """(weights, total) with softmax = weights / total along the last axis; total None where it is divided already."""
-    if scores.dtype != mx.float32 or scores.size < FEWEST or mx.default_device() != mx.Device(mx.cpu):
+    if scores.dtype != mx.float32 or scores.size < FEWEST or not on_cpu():
         return mx.softmax(scores, axis=-1, precise=True), None
     below = scores - scores.max(axis=-1, keepdims=True)
     weights = exponential(below) if below.size < NUMPY_FROM else exponential_in_place(below)

@@ -12,10 +12,11 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from kvclient.errors import UnsupportedModel
 from kvd.cache import check as checks
-from kvd.cache.check import check, check_device, preferences
+from kvd.cache.check import check, check_device
+from kvd.cache.hostmem import on_cpu
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.layout import KVLayout, LayerKV, Precision
-from kvd.cache.paths import Paths
+from kvd.cache.paths import Paths, preferences
 from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step_batch, stock_logits
 
 
@@ -23,7 +24,7 @@ from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step
 def test_usual_architectures_pass_every_check(family):
     net = model(family)
     report = check(net, inspect_layout(net), BLOCK, family)
-    assert report.paths == preferences("float32", BLOCK) and report.batchable
+    assert report.paths == preferences("float32", BLOCK, on_cpu()) and report.batchable
     assert {item.path for item in report.checks} == {"view", "fold", "table", "run", "opaque", "chunk"}
 
 
@@ -46,7 +47,7 @@ def test_a_path_that_gives_nan_is_switched_off_with_its_reason(monkeypatch):
     monkeypatch.setattr(checks, "attend_view", broken)
     net = model()
     report = check(net, inspect_layout(net), BLOCK, "llama")
-    assert report.paths == replace(preferences("float32", BLOCK), view=False)
+    assert report.paths == replace(preferences("float32", BLOCK, on_cpu()), view=False)
     assert next(item for item in report.checks if item.path == "view").reason
 
 
@@ -59,7 +60,7 @@ def test_a_view_that_fails_in_the_child_is_off_and_nothing_else(monkeypatch, pro
     monkeypatch.setattr(checks, "try_view", lambda dtype: tried)
     net = model()
     report = check(net, inspect_layout(net), BLOCK, "llama")
-    assert report.paths == replace(preferences("float32", BLOCK), view=False)
+    assert report.paths == replace(preferences("float32", BLOCK, on_cpu()), view=False)
     assert next(item for item in report.checks if item.path == "view").reason
 
 

@@ -75,7 +75,7 @@ class Engine:
         self.spill = spill(lambda chain: self.post(self._settle))
         self.readers = readers(lambda result: self.post(lambda: self._admission.fetcher.read(result)))
         self._facts = report.Facts(model.kv_precision, model.layout.bytes_per_token())
-        self._finisher = Finisher(cache, self.spill, outbox, self._facts)
+        self._finisher = Finisher(cache, self.spill, outbox, self._facts, model.tokenizer)
         self._computer = Computer(model.model, cache, self.rates, self._finisher.published)
         self._admission = Admission(cache, model.layout, self.readers, self.spill, outbox, self.rates, model.tokenizer)
         self._live = Live()

@@ -6,6 +6,7 @@ Engine thread only. `finish` went out when the text ended; waiting here delays n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import mlx.core as mx
 
@@ -17,13 +18,20 @@ from kvd.worker.outbox import Outbox
 from kvd.worker.report import Facts, done
 from kvd.worker.request import Choice, Request
 from kvd.worker.spill import Spill, State
+from kvd.worker.text import Tokenizer, decode
+
+PREVIEW_TOKENS: Final = 24
+PREVIEW_CHARACTERS: Final = 80
 
 
 class Finisher:
     """Holds the requests whose text has ended and whose blocks are still on their way."""
 
-    def __init__(self, cache: PagedCache, spill: Spill, outbox: Outbox, facts: Facts) -> None:
+    def __init__(
+        self, cache: PagedCache, spill: Spill, outbox: Outbox, facts: Facts, tokenizer: Tokenizer
+    ) -> None:
         self._cache = cache
+        self._tokenizer = tokenizer
         self._spill = spill
         self._outbox = outbox
         self._facts = facts
@@ -43,9 +51,8 @@ class Finisher:
 
     def published(self, choice: Choice, block: Published) -> None:
         """A block of a running request became full."""
-        request = choice.request
-        if request.prompt.params.stores:
-            self._spill.offer(block, request.prompt.preview, self._cache.host_rows)
+        if choice.request.prompt.params.stores:
+            self._store(block)
 
     def release(self, choice: Choice) -> None:
         """A choice ended, whatever the way: its rows become known to the last one and go to the store."""
@@ -65,7 +72,7 @@ class Finisher:
         match = self._cache.match(tokens, namespace)
         for block in blocks_of(match):
             if self._spill.state(block.chain) is State.UNKNOWN:
-                self._spill.offer(block, request.prompt.preview, self._cache.host_rows)
+                self._store(block)
         if choice.index == 0:
             request.trail = _trail(match)
 
@@ -92,6 +99,9 @@ class Finisher:
         self._waiting.pop(request, None)
         self._outbox.event("error", request.id, problem.to_wire())
 
+    def _store(self, block: Published) -> None:
+        self._spill.offer(block, preview(self._tokenizer, block.tokens), self._cache.host_rows)
+
     def _pending(self, request: Request) -> bool:
         return any(self._spill.state(chain) is State.PENDING for chain, _ in request.trail)
 
@@ -107,6 +117,11 @@ class Finisher:
         if params.pin and durable:
             self._outbox.tell(PinPath(request.namespace, tuple(durable), params.ttl or 0.0))
         self._outbox.event("done", request.id, done(request, self._facts, stored, mx.get_peak_memory()))
+
+
+def preview(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """The first words of a block, for `kvd cache ls`."""
+    return " ".join(decode(tokenizer, tokens[:PREVIEW_TOKENS]).split())[:PREVIEW_CHARACTERS]
 
 
 def blocks_of(match: Match) -> list[Published]:

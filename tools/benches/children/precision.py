@@ -1,0 +1,122 @@
+"""KV precisions on one model: bytes of the pool, peak memory of a prefill, decode steps against mlx-lm's quantised cache.
+
+KV is synthetic: neither bytes nor time depend on its values.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+from kvd.cache import precision
+from kvd.cache.check import check
+from kvd.cache.inspection import inspect_layout
+from kvd.cache.paged import CachedSequence, PagedCache, forward
+from kvd.models.load import load
+
+BLOCK = 256
+CHUNK = 512
+GROUP = 64
+WARM = 4
+
+
+def main() -> None:
+    loaded = load(Path(sys.argv[1]))
+    bench = Bench(loaded.model, loaded.info.architecture)
+    for line in sys.stdin:
+        ask = json.loads(line)
+        print(json.dumps(getattr(bench, ask.pop("what"))(**ask)), flush=True)
+
+
+class Bench:
+    def __init__(self, model: Any, architecture: str) -> None:
+        self.model, self.architecture = model, architecture
+        self.native = inspect_layout(model, architecture)
+
+    def memory(self, kv: str, tokens: int) -> dict[str, Any]:
+        """Bytes per token by the formula and by mlx's count of what the pool took; and the most that the last chunk of
+        a prefill of `tokens` tokens holds beyond the weights, the pool included."""
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        cache, sequence = self._filled(kv, tokens - CHUNK, tokens)
+        held = mx.get_active_memory() - before
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        part = [1] * CHUNK
+        sequence.reserve(CHUNK)
+        forward(self.model, cache, [(sequence, part)], logits=False)
+        return {
+            "formula": cache.layout.bytes_per_token(),
+            "measured": held / (cache.stats.blocks_total * BLOCK),
+            "live": cache.stats.bytes_live / (cache.stats.blocks_live * BLOCK),
+            "peak": mx.get_peak_memory() - before,
+        }
+
+    def decode(self, kv: str, stock: int, position: int, pairs: int) -> dict[str, Any]:
+        """Seconds per step of ours at `kv` and of mlx-lm's cache at `stock` bits (0: KVCache), in turn."""
+        ours, theirs = self._ours(kv, position, pairs), self._stock(stock, position, pairs)
+        for _ in range(WARM):
+            ours(), theirs()
+        mine, other = [], []
+        for index in range(pairs):
+            for step, into in ((ours, mine), (theirs, other)) if index % 2 else ((theirs, other), (ours, mine)):
+                begin = time.perf_counter()
+                step()
+                into.append(time.perf_counter() - begin)
+        ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True))
+        return {"ours": statistics.median(mine), "stock": statistics.median(other), "ratio": ratio}
+
+    def _filled(self, kv: str, rows: int, expected: int) -> tuple[PagedCache, CachedSequence]:
+        layout = precision.apply(self.native, kv)
+        blocks = -(-expected // BLOCK)
+        cache = PagedCache(layout, BLOCK, blocks, initial_blocks=blocks, namespace=bytes(16))
+        cache.paths = check(self.model, layout, BLOCK, self.architecture).paths
+        for layer, (k, v) in zip(layout.layers, zip(cache.pool.k, cache.pool.v, strict=True), strict=True):
+            for side, dim in ((k, layer.k_dim), (v, layer.v_dim)):
+                new = mx.random.normal((1, layer.kv_heads, rows, dim)).astype(getattr(mx, layout.dtype))
+                for array, part in zip(side.parts, side.quantize(new), strict=True):
+                    array[..., :rows, :] = part
+                mx.eval(side.parts)
+        sequence = cache.open([], None, expected_rows=expected)
+        sequence.reserve(rows)
+        sequence.advance([1] * rows)
+        return cache, sequence
+
+    def _ours(self, kv: str, position: int, pairs: int) -> Callable[[], None]:
+        cache, sequence = self._filled(kv, position, position + pairs + WARM + 1)
+
+        def step() -> None:
+            sequence.reserve(1)
+            out = forward(self.model, cache, [(sequence, [1])])
+            assert out is not None
+            mx.eval(mx.argmax(out, axis=-1))
+            sequence.advance([1])
+
+        return step
+
+    def _stock(self, bits: int, position: int, pairs: int) -> Callable[[], None]:
+        caches = [QuantizedKVCache(GROUP, bits) if bits else KVCache() for _ in self.native.layers]
+        for layer, cache in zip(self.native.layers, caches, strict=True):
+            for dim, rows in ((layer.k_dim, position),):
+                shape = (1, layer.kv_heads, rows, dim)
+                new = mx.random.normal(shape).astype(getattr(mx, self.native.dtype))
+                cache.update_and_fetch(new, new)
+            mx.eval(cache.state)
+        token = mx.array([[1]])
+
+        def step() -> None:
+            mx.eval(mx.argmax(self.model(token, cache=caches)[:, -1], axis=-1))
+
+        return step
+
+
+if __name__ == "__main__":
+    main()

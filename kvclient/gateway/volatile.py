@@ -44,6 +44,7 @@ class Rule:
     pattern: re.Pattern[str]
 
 
+_OTHER = str.maketrans("0123456789", "1234567890")
 _DATE = r"(?:\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|" \
     r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,?\s+)?(?:\d{1,2}\s+)?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?\s*\d{0,2}(?:st|nd|rd|th)?,?\s+\d{4})"
 _TODAY = r"(?:today(?:'|’)?s?\s+(?:date\s+)?(?:is|:)|today(?:'|’)s\s+date\b|" \
@@ -134,6 +135,18 @@ def _apply(line: str, rules: Sequence[Rule]) -> tuple[str, Rule | None]:
         if rule.pattern.search(line):
             return (rule.pattern.sub("", line) if rule.action is Action.BLANK else line), rule
     return line, None
+
+
+def another(messages: Sequence[Mapping[str, Any]], rule: Rule) -> list[dict[str, Any]]:
+    """The same request from another day or session: digits in the text that `rule` is about are other ones."""
+    found = [dict(message) for message in messages]
+    for message in found:
+        if message.get("role") != "system" or not isinstance(message.get("content"), str):
+            break
+        lines = str(message["content"]).split("\n")
+        head = [line.translate(_OTHER) if rule.pattern.search(line) else line for line in lines[:HEAD_LINES]]
+        message["content"] = "\n".join([*head, *lines[HEAD_LINES:]])
+    return found
 
 
 def helpful(messages: Sequence[Mapping[str, Any]]) -> list[str]:

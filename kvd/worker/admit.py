@@ -246,5 +246,6 @@ class Admission:
             "cached_ssd_tokens": request.cost.ssd,
             "first_divergence": request.divergence,
             "miss_reason": report.miss_reason(request, rows),
+            "rules": [dict(rule) for rule in request.prompt.rules],
         }
         self._outbox.event("result", request.id, body)

@@ -7,12 +7,14 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import jinja2
 from transformers.utils import chat_template_utils
 
 from kvclient.errors import BadRequest, ContextLengthExceeded
+from kvd.worker import advice
 from kvd.worker.grammar import Grammar, Grammars
 from kvd.worker.params import Params, parse
 from kvd.worker.scheduler import common_prefix
@@ -35,6 +37,8 @@ class Prompt:
     excess: ContextLengthExceeded | None = None
     grammar: Grammar | None = None
     """what the answer must follow; each choice takes a copy"""
+    rules: tuple[Mapping[str, Any], ...] = ()
+    """of an `explain`: rules for volatile text that would help, see `kvd.worker.advice`"""
 
 
 class Prompter:
@@ -54,13 +58,17 @@ class Prompter:
         params, body = parse(kind, body, vocab=self._vocab, random_seed=int.from_bytes(os.urandom(7), "big"))
         tools = [] if params.tool_choice == "none" else body.get("tools", [])
         open_end = body.get("open_end", False)
+        rules: tuple[Mapping[str, Any], ...] = ()
         if "tokens" in body:
             tokens = body["tokens"]
         elif "prompt" in body:
             tokens = self._read(open_end, body["prompt"])
         else:
-            messages = [_message(message) for message in body["messages"]]
-            tokens = self._chat(open_end, messages, tools, _template_options(body))
+            messages, options = [_message(message) for message in body["messages"]], _template_options(body)
+            tokens = self._chat(open_end, messages, tools, options)
+            if kind == "explain":
+                read = partial(self._chat, open_end, tools=tools, options=options)
+                rules = advice.rules(messages, lambda other: read([dict(message) for message in other]))
         self._check(tokens)
         room = self._context - len(tokens) + 1
         return Prompt(
@@ -70,6 +78,7 @@ class Prompter:
             preview=_preview(body),
             excess=_excess(len(tokens), self._context) if room < 1 else None,
             grammar=self._grammar(params, tools),
+            rules=rules,
         )
 
     def _grammar(self, params: Params, tools: Sequence[Mapping[str, Any]]) -> Grammar | None:

@@ -144,6 +144,15 @@ def test_a_prompt_over_the_context_says_both_numbers_in_both_shapes(
         claude.messages.create(model="demo", max_tokens=5, messages=messages)
 
 
+def test_explain_names_the_rule_that_would_help_and_what_it_saves(real_daemon: Daemon) -> None:
+    system = "You are an agent.\nToday's date: 2026-02-03\n" + "Change as little as you can. " * 20
+    messages: Any = [{"role": "system", "content": system}, *HELLO]
+    with real_daemon.client() as client:
+        (rule,) = client.explain("demo", messages=messages)["rules"]
+        assert rule["name"] == "date" and rule["saved_tokens"] > 100
+        assert client.explain("demo", messages=HELLO)["rules"] == []
+
+
 def test_an_abort_stops_the_work_and_its_rows_are_kept(sdk: openai.OpenAI, real_daemon: Daemon) -> None:
     stream = ask(sdk, max_tokens=4000, stream=True)
     next(iter(stream))

@@ -162,7 +162,7 @@ def test_hang_up_reads_the_configuration_again() -> None:
         assert made.status()["pid"] == made.process.pid
 
 
-def test_it_stops_when_its_terminal_goes_away() -> None:
+def test_on_a_terminal_its_log_is_for_people_and_it_stops_when_the_terminal_goes_away() -> None:
     made = Daemon()
     pid, master = pty.fork()
     if pid == 0:
@@ -171,6 +171,8 @@ def test_it_stops_when_its_terminal_goes_away() -> None:
         until(made.socket.exists, "the start")
         with made.client() as client:
             client.call("generate", {"prompt": "say 1"}, "demo")
+        shown = os.read(master, 65536).decode()
+        assert "ready" in shown and '{"' not in shown
         os.close(master)
         until(lambda: os.waitpid(pid, os.WNOHANG)[0], "the end")
         assert not made.socket.exists()

@@ -120,6 +120,8 @@ class Fetcher:
         if restore.next == len(restore.entries):
             del self._open[result.ticket]
             self._rates.restored(restore.nbytes, time.monotonic() - restore.began)
+            if used := tuple(entry.chain for entry in restore.entries[: len(restore.entries) - len(restore.lost)]):
+                self._outbox.tell(Touched(restore.choice.request.namespace, used))
             self._finished(restore.choice, restore.failed, tuple(entry.chain for entry in restore.lost))
 
     def _land(self, restore: _Restore, index: int, result: BlockRead) -> None:

@@ -36,7 +36,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature == 0.0 or self.top_k == 1 or self.top_p == 0.0
 
     @property
     def plain(self) -> bool:

@@ -49,7 +49,8 @@ def test_each_position_choice_and_seed_has_its_own_draw(logits: mx.array) -> Non
 def test_greedy_takes_the_first_and_top_k_of_one_is_greedy(logits: mx.array) -> None:
     best = mx.argmax(logits, axis=-1).tolist()
     assert [one.token for one in draw(logits, [Drawer(Sampling()) for _ in range(4)])] == best
-    assert [one.token for one in draw(logits, [Drawer(Sampling(temperature=1.0, top_k=1)) for _ in range(4)])] == best
+    for sampling in (Sampling(temperature=1.0, top_k=1), Sampling(temperature=1.0, top_p=0.0)):
+        assert [one.token for one in draw(logits, [Drawer(sampling) for _ in range(4)])] == best
 
 
 def test_logprobs_are_normalised_and_in_order(logits: mx.array) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 Answer = Mapping[str, Any]
 DAMAGED = 70
+_TAGS = re.compile(r"<\|[^<>|]*\|>")
+"""of chat templates: noise among the first words"""
 DEEPEST = 16
 """levels that are indented; a long conversation goes straight down from there"""
 
@@ -62,7 +65,7 @@ def node_row(node: Answer, depth: int) -> list[str]:
     pin = ""
     if node["pinned"]:
         pin = f"{format_age(node['expires'] - now)} left" if node.get("expires") else "pinned"
-    text = str(node["preview"]) if depth == 0 and node["preview"] else f"… from token {tokens(node['start'])}"
+    text = " ".join(_TAGS.sub(" ", str(node["preview"])).split()) or f"(from token {tokens(node['start'])})"
     return [
         str(node["model"]) if depth == 0 else "",
         "  " * min(depth, DEEPEST) + (text if len(text) <= 48 else text[:47] + "…"),

@@ -67,11 +67,13 @@ def node(**fields: Any) -> dict[str, Any]:
 
 
 def test_ls_is_a_tree_with_pins_and_the_chain_that_names_each_prefix() -> None:
-    child = node(start=256, tokens=30, chain="cd" * 16, pinned=True, expires=time.time() + 7200.5)
+    below = {"start": 256, "tokens": 30, "chain": "cd" * 16, "pinned": True, "expires": time.time() + 7200.5}
+    child = node(preview="<|im_end|> <|im_start|>user and then", **below)
     text = printed(cacheview.tree({"prefixes": [node(children=[child])]}))
-    top, below = text.splitlines()[1:3]
+    top, line = text.splitlines()[1:3]
     assert "You are" in top and "ab" * 16 in top and "2m ago" in top
-    assert "  … from token 256" in below and "cd" * 16 in below and "2h left" in below
+    assert "  user and then" in line and "cd" * 16 in line and "2h left" in line
+    assert "(from token 256)" in printed(cacheview.tree({"prefixes": [node(preview="", start=256)]}))
     assert "nothing is stored yet" in printed(cacheview.tree({"prefixes": []}))
 
 

@@ -32,8 +32,6 @@ class Prompt:
     tokens: tuple[int, ...]
     params: Params
     format: Format
-    preview: str
-    """first words, for `kvd cache ls`"""
     excess: ContextLengthExceeded | None = None
     grammar: Grammar | None = None
     """what the answer must follow; each choice takes a copy"""
@@ -75,7 +73,6 @@ class Prompter:
             tokens=tuple(tokens),
             params=replace(params, max_tokens=min(params.max_tokens, room)),
             format=format_of(self._tokenizer, tools, tokens) if "messages" in body else PLAIN,
-            preview=_preview(body),
             excess=_excess(len(tokens), self._context) if room < 1 else None,
             grammar=self._grammar(params, tools),
             rules=rules,
@@ -201,13 +198,3 @@ def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if reserved:
         raise BadRequest(f"template_kwargs must not set {reserved[0]}", field="template_kwargs")
     return options
-
-
-def _preview(body: Mapping[str, Any]) -> str:
-    if "prompt" in body:
-        text = body["prompt"]
-    elif "messages" in body:
-        text = " ".join(_content(message.get("content")) for message in body["messages"][:2])
-    else:
-        text = f"{len(body['tokens'])} token ids"
-    return " ".join(text[:400].split())[:80]

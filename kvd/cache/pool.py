@@ -143,8 +143,8 @@ class KVPool:
 
     def _taken(self, arrays: Sequence[mx.array], block: int, rows: int) -> list[mx.array]:
         """Copies of a block's first rows, evaluated: no view is left that would pin the pool."""
-        at = mx.arange(block * self.block_size, block * self.block_size + rows)
-        taken = [mx.contiguous(mx.take(array, at, axis=2)) for array in arrays]  # take leaves a transposed view
+        first = block * self.block_size
+        taken = [_copied(array, first, first + rows) for array in arrays]
         mx.eval(taken)
         return taken
 
@@ -159,6 +159,13 @@ class KVPool:
         layers = list(enumerate(self.layout.layers))
         self.k = [Side(tuple(sides[i, "k"]), layer.k) for i, layer in layers]
         self.v = [Side(tuple(sides[i, "v"]), layer.v) for i, layer in layers]
+
+
+def _copied(array: mx.array, first: int, stop: int) -> mx.array:
+    """Rows [first, stop) in a contiguous buffer of their own."""
+    if array.shape[1] == 1 or stop - first == array.shape[2]:  # such a slice is contiguous: it would stay a view
+        return mx.contiguous(mx.take(array, mx.arange(first, stop), axis=2))
+    return mx.contiguous(array[..., first:stop, :])
 
 
 def _zeros(part: Part, rows: int) -> mx.array:

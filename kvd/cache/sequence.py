@@ -13,6 +13,10 @@ from kvd.cache.results import Match, Published
 if TYPE_CHECKING:
     from kvd.cache.paged import PagedCache
 
+STRAIGHTENED = 16
+"""Blocks that are moved at most to make one run of a hit (5 ms each on the CPU): one that is more scattered attends
+piece by piece."""
+
 
 class CachedSequence:
     """rows: tokens whose KV is stored. tokens: their ids. Open one with `PagedCache.open`, close it when done.
@@ -236,9 +240,9 @@ class CachedSequence:
     def _straighten(self) -> None:
         """Make one run of what was taken, as far as nobody else uses it: the rest moves next to the longest run."""
         runs, size = self.runs(), self.cache.block_size
-        if len(runs) < 2:
+        start, length = max(runs, key=lambda run: run[1], default=(0, 0))
+        if len(runs) < 2 or len(self._table) - length > STRAIGHTENED:
             return
-        start, length = max(runs, key=lambda run: run[1])
         anchor = self._table.index(start // size)
         for at in range(anchor + length, len(self._table)):
             if not self._relocated(at, self._table[at - 1] + 1):

@@ -102,6 +102,16 @@ def test_host_windows_show_the_rows_head_by_head(dtype, precision):
     assert b"".join(bytes(window) for window in pool.staged_windows(private, 3)) == expected
 
 
+@pytest.mark.parametrize(("heads", "blocks"), [(1, 3), (2, 3), (2, 1), (1, 1)])
+def test_a_private_copy_is_nobody_elses(heads, blocks):
+    pool = KVPool(KVLayout((LayerKV(heads, 4, 4),), "float32"), 4, blocks)
+    private = pool.copy_rows(0, 4)
+    for array in pool.arrays:
+        array[...] = mx.ones(array.shape)
+    pool.evaluate()
+    assert not any(any(bytes(window)) for window in pool.staged_windows(private, 4))
+
+
 @pytest.mark.parametrize("heads", [1, 2])
 def test_moves_copy_the_rows_asked_for_in_order(heads):
     pool = KVPool(KVLayout((LayerKV(heads, 4, 4),), "float32"), 4, 4)

@@ -18,7 +18,7 @@ from kvd.store.files import TEMP_SUFFIX, Files, discard, read_into, write_from
 from kvd.store.header import HEADER_LIMIT, LENGTH_BYTES, Parsed, ShardDamaged, header_bytes, parse
 from kvd.store.store import Store
 from kvd.store.table import Slot
-from kvd.store.upkeep import Round
+from kvd.store.upkeep import Round, check_shard
 
 MAGIC: Final = b"kvd-export-1\n"
 MANIFEST_LIMIT: Final = 64 * 1024 * 1024
@@ -77,6 +77,7 @@ def _write(store: Store, path: list[Slot], fd: int) -> Generator[tuple[int, int]
     shards = [{"chain": s.chain.hex(), "size": s.size, "checksum": s.checksum.hex()} for s in path]
     text = json.dumps({"namespace": path[0].namespace.hex(), "shards": shards}, separators=(",", ":")).encode()
     digest = hashlib.sha256()
+    scratch = bytearray()
     at = 0
 
     def put(data: bytes | memoryview) -> int:
@@ -85,10 +86,10 @@ def _write(store: Store, path: list[Slot], fd: int) -> Generator[tuple[int, int]
 
     at += put(MAGIC + len(text).to_bytes(4, "little") + text)
     for done, slot in enumerate(path, 1):
+        if reason := check_shard(core, slot, scratch):
+            raise ShardDamaged(reason, slot.chain.hex())
         source = core.files.open(core.tree.shard(slot.namespace, slot.chain))
         try:
-            if _parsed(core.files, source, 0, slot.size).checksum != slot.checksum:
-                raise ShardDamaged("other_version")
             for piece in _pieces(core.files, source, 0, slot.size):
                 at += put(piece)
         finally:

@@ -46,7 +46,7 @@ def verify(core: Core) -> Round:
     for done, chain in enumerate(chains, 1):
         if slot := core.table.slots.get(chain):
             checked += 1
-            reason = _check(core, slot, scratch)
+            reason = check_shard(core, slot, scratch)
             counts[reason or "ok"] += 1
             if reason and reason != "unreadable":
                 freed += slot.disk
@@ -55,8 +55,8 @@ def verify(core: Core) -> Round:
     return Report(checked, freed, dict(counts))
 
 
-def _check(core: Core, slot: Slot, scratch: bytearray) -> str:
-    """"" or what is wrong with a shard."""
+def check_shard(core: Core, slot: Slot, scratch: bytearray) -> str:
+    """Read all of a shard: "" or what is wrong with it, a counter's name. `scratch` grows to its largest tensor."""
     try:
         path = core.tree.shard(slot.namespace, slot.chain)
         expected = Expected(slot.namespace, slot.chain, slot.parent, (), slot.start)

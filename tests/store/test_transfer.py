@@ -88,7 +88,9 @@ def test_no_room_is_an_error_that_says_why(exported: Path, tmp_path: Path) -> No
 
 def test_a_damaged_block_is_not_exported(actor: Actor, exported: Path, tmp_path: Path) -> None:
     path = Path(actor.store.core.tree.shard(NAMESPACE, actor.blocks(PROMPT)[0].chain))
-    path.write_bytes(path.read_bytes()[:-10])
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
     with pytest.raises(StoreError):
         finish(export(actor.store, actor.blocks(PROMPT)[-1].chain, str(tmp_path / "no.kvd")))
     with pytest.raises(StoreError, match="no stored prefix"):

@@ -113,7 +113,7 @@ class LmdbKeyValue:
         with typed():
             self._env = lmdb.open(
                 folder, map_size=size, max_dbs=len(KeyValueTable), lock=False, sync=sync, metasync=sync, mode=0o600,
-                readonly=readonly, create=not readonly, readahead=False, max_spare_txns=0,
+                readonly=readonly, create=not readonly, max_spare_txns=0,
             )
         try:
             with typed():

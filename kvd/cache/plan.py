@@ -50,17 +50,18 @@ class Bundle:
 
 def pieces(table: Sequence[int], block_size: int, first: int, stop: int) -> tuple[Piece, ...]:
     """Where rows [first, stop) of a sequence lie, adjacent blocks joined, in order."""
-    found: list[Piece] = []
     if first >= stop:
         return ()
-    for index in range(first // block_size, -(-stop // block_size)):
-        low = max(first - index * block_size, 0)
-        high = min(stop - index * block_size, block_size)
-        start = table[index] * block_size + low
-        if found and found[-1].stop == start:
-            found[-1] = Piece(found[-1].start, start + high - low)
-        else:
-            found.append(Piece(start, start + high - low))
+    begin, end = first // block_size, -(-stop // block_size)
+    found: list[Piece] = []
+    start = at = begin
+    while at < end:  # once per block in each step: plain integers
+        at += 1
+        if at == end or table[at] != table[at - 1] + 1:
+            low = table[start] * block_size + (first - begin * block_size if start == begin else 0)
+            high = table[at - 1] * block_size + (stop - (at - 1) * block_size if at == end else block_size)
+            found.append(Piece(low, high))
+            start = at
     return tuple(found)
 
 
@@ -123,10 +124,9 @@ def _fold(
     """
     if len(members) == 1:
         return [(members, 0)]
-    limit = min((views[i].rows - 1) // block_size for i in members)
+    limit = max(depth, min((views[i].rows - 1) // block_size for i in members))
     first = views[members[0]].table
-    while depth < limit and all(views[i].table[depth] == first[depth] for i in members):
-        depth += 1
+    depth = min(_shared(first, views[i].table, depth, limit) for i in members)
     saved = (len(members) - 1) * depth
     together = [(members, depth if saved >= least else 0)]
     groups: dict[int, list[int]] = {}
@@ -138,3 +138,17 @@ def _fold(
     parts = [part for group in groups.values() for part in _fold(views, group, depth, block_size, least)]
     apart = sum((len(part) - 1) * at for part, at in parts)
     return parts if apart > saved or (saved < least and apart) else together
+
+
+def _shared(left: Sequence[int], right: Sequence[int], low: int, high: int) -> int:
+    """How many leading blocks are equal, at most `high`, of which the first `low` are known to be: by bisection, since
+    slices compare at memory speed and this runs in each step."""
+    if left[low:high] == right[low:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

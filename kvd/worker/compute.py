@@ -109,7 +109,7 @@ class Computer:
         before waiting, fed with tokens that nobody knows yet; room must have been reserved."""
         flight, self._flight = self._flight, None
         assert flight is not None
-        if ahead:
+        if ahead and all(flight.has(choice) for choice in flight.choices):
             batch = [(_seq(choice), choice.output[-1:]) for choice in flight.choices]
             logits = forward(self._model, self._cache, batch, inputs=flight.draws.tokens)
             assert logits is not None

@@ -195,7 +195,8 @@ class Generation:
         choice.finish_reason = reason
         self._live.remove(choice)
         if request.prompt.params.kind != "warm":
-            self._outbox.event("finish", request.id, {"index": choice.index, "finish_reason": reason})
+            body = {"index": choice.index, "finish_reason": reason, "stop_sequence": choice.answer.stop_sequence}
+            self._outbox.event("finish", request.id, body)
         self._finisher.release(choice)
         if not request.live:
             self._live.end(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kvd.worker.request import Choice, Request
-from kvd.worker.scheduler import Job
+from kvd.worker.scheduler import Job, Stage
 
 
 class Live:
@@ -44,6 +44,8 @@ class Live:
         self._choices[choice.id] = choice
 
     def remove(self, choice: Choice) -> None:
+        """It has ended: answers that are still on their way to it find that out by its stage."""
+        choice.stage = Stage.ENDED
         self._choices.pop(choice.id, None)
 
     def end(self, request: Request) -> None:

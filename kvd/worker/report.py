@@ -48,6 +48,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "index": choice.index,
         "text": answer.text,
         "finish_reason": choice.finish_reason,
+        "stop_sequence": answer.stop_sequence,
         "reasoning": answer.reasoning,
         "tool_calls": [dict(call) for call in answer.tool_calls],
     }

@@ -26,6 +26,7 @@ class Stage(Enum):
     """blocks are on their way from the store"""
     PREFILLING = "prefilling"
     DECODING = "decoding"
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)

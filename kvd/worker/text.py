@@ -73,15 +73,18 @@ class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self.hit: str | None = None
+        """the one that was found"""
 
     def push(self, text: str) -> tuple[str, bool]:
         if not self._stops:
             return text, False
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)], True
+            at, self.hit = min(found)
+            return text[:at], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
@@ -168,6 +171,11 @@ class Answer:
         self.text = ""
         self.reasoning = ""
         self.tool_calls: list[Mapping[str, Any]] = []
+
+    @property
+    def stop_sequence(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stops.hit
 
     def push(self, token: int) -> list[Piece]:
         """Pieces that are certain now. Sets `stopped` when a stop string came; nothing follows it."""

@@ -85,6 +85,28 @@ def test_sequences_with_one_prefix_hold_it_once(rig: Rig) -> None:
         answer.end()
 
 
+def test_answers_of_one_request_that_end_at_different_tokens_leave_the_others_alone(rig: Rig) -> None:
+    """A step that is in line when one of its answers ends must not be followed as if it had not."""
+    for seed in range(12):
+        answer = rig.send(tokens=ids(20, seed), n=3, temperature=1.0, seed=seed, max_tokens=30, logit_bias={2: 3}).end()
+        for choice in answer.body["choices"]:
+            assert choice["finish_reason"] in ("stop", "length")
+    assert rig.on_engine(lambda: (rig.cache.stats.sequences, rig.cache.stats.blocks_live)) == (0, 0)
+
+
+def test_a_request_cancelled_while_it_is_looked_up_leaves_nothing_behind(rig: Rig) -> None:
+    prompts = [ids(40, 200 + n) for n in range(30)]
+    for prompt in prompts:
+        rig.ask(prompt, max_tokens=1)
+    rig.restart()
+    for prompt in prompts:
+        answer = rig.send(tokens=prompt)
+        rig.engine.cancel(answer.id, "asked")
+        answer.end()
+    rig.ask(ids(5, 1))
+    assert rig.on_engine(lambda: (rig.cache.stats.sequences, rig.cache.stats.blocks_live)) == (0, 0)
+
+
 def test_n_answers_share_the_prompt_and_differ_by_their_keys(rig: Rig) -> None:
     prompt = ids(5 * B + 3, 65)
     options = {"temperature": 1.0, "seed": 5, "max_tokens": 10, "logit_bias": {2: -100}}

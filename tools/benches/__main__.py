@@ -21,6 +21,7 @@ BENCHES = {
     "store": "restore, commit, lookup, start-up with 10,000 shards",
     "batch": "aggregate tokens/s of mixed and sharing requests against mlx-lm's BatchGenerator",
     "gap": "inter-token gap of a stream while a long prompt prefills",
+    "soak": "2,000 short requests with cancels: memory, descriptors and blocks left over",
     "gateway": "added time to first token and per streamed token over HTTP",
     "gpu": "an NVIDIA GPU: reuse, decode and sharing at 32K tokens, Llama-3-8B shape (only when named)",
     "idle": "CPU use of the daemon at rest with a model loaded",

@@ -132,6 +132,7 @@ class Reply:
             str(body.get("reasoning") or ""),
             tuple(events.tool_call(call) for call in body.get("tool_calls") or ()),
             tuple(self._logprobs.get(index, ())),
+            None if (stop := body.get("stop_sequence")) is None else str(stop),
         )
 
 

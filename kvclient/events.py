@@ -91,7 +91,8 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of `n` answers. `finish_reason`: "stop", "length", "tool_calls" or "cancelled"."""
+    """One of `n` answers. `finish_reason`: "stop", "length", "tool_calls" or "cancelled"; `stop_sequence` is the stop
+    string that ended the text, if one did."""
 
     index: int
     text: str
@@ -99,6 +100,7 @@ class Choice:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    stop_sequence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Event:
     text        `text` of choice `index`, with `logprobs` if asked for
     reasoning   `text` of the model's thinking
     tool_call   `tool_call`, complete
-    finish      `finish_reason`: choice `index` has all its text (storing may go on)
+    finish      `finish_reason`, `stop_sequence`: choice `index` has all its text (storing may go on)
     done        `done`: the Completion; the last event
     """
 
@@ -152,6 +154,7 @@ class Event:
     progress: Progress | None = None
     tool_call: ToolCall | None = None
     finish_reason: str | None = None
+    stop_sequence: str | None = None
     done: Completion | None = None
 
 
@@ -196,5 +199,6 @@ def _event(kind: str, id: str, body: Mapping[str, Any]) -> Event | None:
         case "tool_call":
             return Event(kind, id, index, tool_call=tool_call(body["call"]))
         case "finish":
-            return Event(kind, id, index, finish_reason=str(body["finish_reason"]))
+            reason, stop = str(body["finish_reason"]), body.get("stop_sequence")
+            return Event(kind, id, index, finish_reason=reason, stop_sequence=None if stop is None else str(stop))
     return None

@@ -88,7 +88,7 @@ class Browser:
         """The value of `expression` once it is true."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
-            if value := self.js(expression):
+            if value := self.js(f"document.body !== null && ({expression})"):  # null while a page is on its way
                 return value
             time.sleep(0.05)
         raise AssertionError(f"never true: {expression}; the page says {self.js('document.body.innerText')!r}")

@@ -93,6 +93,20 @@ def test_the_stop_reason_goes_out_before_the_commit(serve: Serve) -> None:
     assert usage[-1].cache_read_input_tokens == STATS["cached_tokens"]
 
 
+def test_a_stop_sequence_is_named_streamed_or_not(serve: Serve) -> None:
+    def script(body: Any, model: str) -> Any:
+        yield "text", {"text": "a", "index": 0}
+        yield "finish", {"index": 0, "finish_reason": "stop", "stop_sequence": "END"}
+        yield done("a", "stop", stop_sequence="END")
+
+    sdk = client(serve(script))
+    whole = sdk.messages.create(model="demo", max_tokens=9, messages=HELLO, stop_sequences=["END"])
+    with sdk.messages.stream(model="demo", max_tokens=9, messages=HELLO, stop_sequences=["END"]) as stream:
+        final = stream.get_final_message()
+    for message in (whole, final):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
+
+
 def test_system_blocks_tool_results_and_choices_reach_the_daemon(serve: Serve) -> None:
     served = serve()
     messages: Any = [

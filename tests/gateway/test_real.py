@@ -115,6 +115,11 @@ def test_anthropics_messages_and_their_count_agree(claude: anthropic.Anthropic) 
     assert final.stop_reason == first.stop_reason
 
 
+def test_anthropics_stop_sequences_are_named(claude: anthropic.Anthropic) -> None:
+    reply = claude.messages.create(model="demo", max_tokens=30, messages=HELLO, stop_sequences=["a", "e"])
+    assert reply.stop_reason == "stop_sequence" and reply.stop_sequence in ("a", "e")
+
+
 def test_anthropics_tools_are_called(claude: anthropic.Anthropic) -> None:
     function = TOOLS[0]["function"]
     tools: Any = [{"name": "weather", "description": "d", "input_schema": function["parameters"]}]

@@ -52,15 +52,16 @@ class MessageReply:
         if event.tool_call is not None:
             return self._call(event.tool_call)
         if event.finish_reason is not None:
-            return self._stop(event.finish_reason)
+            return self._stop(event.finish_reason, event.stop_sequence)
         return b""
 
     def keep_alive(self, event: Event) -> bytes:
         return _sse("ping", {})
 
     def end(self, done: Completion) -> bytes:
-        first = b"" if self._stopped else self._stop(done.finish_reason)
-        last = {"delta": self._reason(done.finish_reason), "usage": usage(done.stats)}
+        choice = done.choices[0]
+        first = b"" if self._stopped else self._stop(choice.finish_reason, choice.stop_sequence)
+        last = {"delta": self._reason(choice.finish_reason, choice.stop_sequence), "usage": usage(done.stats)}
         last["kvd"] = about(done.stats, self.ask)
         self.complete = True
         return first + _sse("message_delta", last) + _sse("message_stop", {})
@@ -73,7 +74,7 @@ class MessageReply:
         return {
             **self._message(),
             "content": _content(choice),
-            **self._reason(choice.finish_reason),
+            **self._reason(choice.finish_reason, choice.stop_sequence),
             "usage": usage(done.stats),
             "kvd": about(done.stats, self.ask),
         }
@@ -84,7 +85,9 @@ class MessageReply:
             "content": [], "stop_reason": None, "stop_sequence": None,
         }
 
-    def _reason(self, reason: str) -> dict[str, Any]:
+    def _reason(self, reason: str, stop: str | None) -> dict[str, Any]:
+        if reason == "stop" and stop is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
         return {"stop_reason": REASONS.get(reason, reason), "stop_sequence": None}
 
     def _to(self, kind: str) -> bytes:
@@ -114,10 +117,10 @@ class MessageReply:
         opened = self._open("tool_use", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
         return opened + self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
-    def _stop(self, reason: str) -> bytes:
+    def _stop(self, reason: str, stop: str | None) -> bytes:
         self._stopped = True
         closed = self._close()
-        return closed + _sse("message_delta", {"delta": self._reason(reason), "usage": {"output_tokens": 0}})
+        return closed + _sse("message_delta", {"delta": self._reason(reason, stop), "usage": {"output_tokens": 0}})
 
 
 def _content(choice: Choice) -> list[dict[str, Any]]:

@@ -132,6 +132,9 @@ class Rig:
         self.hold_writes = threading.Event()
         """set: commits wait until `release_writes`"""
         self._held: list[Written] = []
+        self.hold_lookups = threading.Event()
+        """set: lookups are not answered until `release_lookups`"""
+        self._lookups: list[LookedUp] = []
 
     def __enter__(self) -> Rig:
         self.start()
@@ -191,6 +194,10 @@ class Rig:
         while self._wakes.get():
             while (message := self.outbox.take()) is not None:
                 self._answer(to_front(message))
+            if self._lookups and not self.hold_lookups.is_set():
+                lookups, self._lookups = self._lookups, []
+                for lookup in lookups:
+                    self.engine.looked_up(lookup)
             if self._held and not self.hold_writes.is_set():
                 held, self._held = self._held, []
                 self.engine.committed(Committed(tuple(self.store.commit(held))))
@@ -203,7 +210,7 @@ class Rig:
                 self.answers[id].add(kind, unpack(packed))
             case Lookup(q, namespace, chains, parent, tail):
                 found = store.lookup(namespace, chains, parent, tail)
-                self.engine.looked_up(LookedUp(q, found.hits, found.child, found.child_rows))
+                self._lookups.append(LookedUp(q, found.hits, found.child, found.child_rows))
             case Reserve(q, namespace, chain, parent, tokens, start, nbytes, preview):
                 made = store.reserve(namespace, chain, parent, tokens, start, nbytes, preview)
                 if isinstance(made, Refusal):
@@ -223,6 +230,10 @@ class Rig:
 
     def release_writes(self) -> None:
         self.hold_writes.clear()
+        self._wakes.put(True)
+
+    def release_lookups(self) -> None:
+        self.hold_lookups.clear()
         self._wakes.put(True)
 
     # --- a client

@@ -22,7 +22,7 @@ from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.chunked import attend_chunk
 from kvd.cache.hostmem import on_cpu
 from kvd.cache.layout import KVLayout, LayerKV
-from kvd.cache.paged import PagedCache, forward
+from kvd.cache.paged import CachedSequence, PagedCache, forward
 from kvd.cache.paths import Paths, preferences
 from kvd.cache.plan import Bundle, Piece
 from kvd.cache.pool import KVPool
@@ -39,7 +39,8 @@ MODEL_ERRORS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError,
 
 @dataclass(frozen=True, slots=True)
 class PathCheck:
-    """path: view, fold, table, run, opaque. error: relative to the reference; None where there is none."""
+    """path: view, fold, table, chunk (the device), run, opaque, chunked (the architecture). error: relative to the
+    reference; None where there is none."""
 
     path: str
     ok: bool
@@ -76,7 +77,7 @@ def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> R
     paths = preferences(layout.dtype, block_size, on_cpu())
     found_ok = replace(
         paths, view=ok["view"], table=ok["table"], fold=ok["fold"], opaque=ok["opaque"],
-        chunked_from=paths.chunked_from if ok.get("chunk", False) else None,
+        chunked_from=paths.chunked_from if ok.get("chunk", False) and ok.get("chunked", False) else None,
     )  # fmt: skip
     return Report(found_ok, tuple(found))
 
@@ -205,7 +206,7 @@ def check_architecture(model: Any, layout: KVLayout) -> list[PathCheck]:
     cache = PagedCache(native, 8, 16, initial_blocks=16, namespace=b"\0" * 16)
     sequence = cache.open([], None)
 
-    def run() -> mx.array:
+    def run(sequence: CachedSequence) -> mx.array:
         sequence.reserve(TOKENS - 1)
         forward(model, cache, [(sequence, tokens[: TOKENS - 1])], logits=False)
         sequence.advance(tokens[: TOKENS - 1])
@@ -215,8 +216,14 @@ def check_architecture(model: Any, layout: KVLayout) -> list[PathCheck]:
         twin = sequence.fork()
         return _step(model, cache, [sequence, twin], tokens[TOKENS])
 
-    checks = [_compare("run", limit, expected[0], run)]
+    def chunked() -> mx.array:
+        cache.paths = replace(cache.paths, chunked_from=1)
+        return run(cache.open([], None))
+
+    checks = [_compare("run", limit, expected[0], lambda: run(sequence))]
     if checks[0].ok:
+        if cache.paths.chunked_from is not None:
+            checks.append(_compare("chunked", limit, expected[0], chunked))
         checks.append(_compare("opaque", limit, mx.concatenate([expected[1]] * 2), opaque))
         if cache.windowed:
             checks[-1] = PathCheck("opaque", False, None, "the model asks for a sliding window over a plain cache")
@@ -225,7 +232,7 @@ def check_architecture(model: Any, layout: KVLayout) -> list[PathCheck]:
     return checks
 
 
-def _step(model: Any, cache: PagedCache, sequences: Sequence[Any], token: int) -> mx.array:
+def _step(model: Any, cache: PagedCache, sequences: Sequence[CachedSequence], token: int) -> mx.array:
     for sequence in sequences:
         sequence.reserve(1)
     out = forward(model, cache, [(sequence, [token]) for sequence in sequences])

@@ -25,7 +25,7 @@ def test_usual_architectures_pass_every_check(family):
     net = model(family)
     report = check(net, inspect_layout(net), BLOCK, family)
     assert report.paths == preferences("float32", BLOCK, on_cpu()) and report.batchable
-    assert {item.path for item in report.checks} == {"view", "fold", "table", "run", "opaque", "chunk"}
+    assert {item.path for item in report.checks} == {"view", "fold", "table", "run", "opaque", "chunk", "chunked"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -104,6 +104,21 @@ def test_an_architecture_that_needs_real_keys_still_decodes_one_at_a_time(monkey
     monkeypatch.setattr(attention, "__call__", Peeking.__call__)
     report = check(net, inspect_layout(net), BLOCK, "peeking")
     assert not report.batchable and "shape" in next(c for c in report.checks if c.path == "opaque").reason
+
+
+def test_an_architecture_that_needs_real_keys_for_a_chunk_gets_them(monkeypatch):
+    net = model()
+    attention = type(net.layers[0].self_attn)
+    original = attention.__call__
+
+    def peeking(self, x, mask=None, cache=None):
+        if hasattr(cache, "bits") and x.shape[1] > 1:
+            raise AttributeError("'OpaqueKV' object has no attribute 'shape'")
+        return original(self, x, mask, cache)
+
+    monkeypatch.setattr(attention, "__call__", peeking)
+    report = check(net, inspect_layout(net), BLOCK, "peeking")
+    assert report.batchable and report.paths.chunked_from is None
 
 
 def test_an_architecture_with_other_caches_is_refused_by_name(monkeypatch):

@@ -13,13 +13,15 @@ from torments.oracle import Outcome, aftermath, du, place
 
 LIMIT = 1_500_000
 START_S = 1.0
+SCENARIO_S = 300
+"""a scenario is hundreds of calls; each of them alone would be a hang far earlier"""
 
 
 def run(quick: bool = False) -> Outcome:
     outcome = Outcome("limits and bad disks")
     with place() as base:
         for scenario in (_too_full, _traffic, _full, _slow, _gone, _deleted):
-            with outcome.run(scenario.__name__.strip("_")):
+            with outcome.run(scenario.__name__.strip("_"), SCENARIO_S):
                 scenario(outcome, os.path.join(base, scenario.__name__), quick)
     return outcome
 

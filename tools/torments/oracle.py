@@ -52,11 +52,11 @@ class Outcome:
         self.failures.append(what)
 
     @contextlib.contextmanager
-    def run(self, what: str) -> Iterator[None]:
-        """One run: a hang or wrong bytes in it is counted, anything unexpected too."""
+    def run(self, what: str, limit_s: int = HANG_S) -> Iterator[None]:
+        """One run: a hang (longer than `limit_s`) or wrong bytes in it is counted, anything unexpected too."""
         self.runs += 1
         try:
-            with deadline(HANG_S):
+            with deadline(limit_s):
                 yield
         except WrongBytes as problem:
             self.wrong_bytes += 1

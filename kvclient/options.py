@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kvclient import __version__, fields, stdio
 from kvclient.errors import BadRequest
+from kvclient.parser import Parser
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -56,7 +57,7 @@ class Asked:
     completion: str | None
 
 
-class Parser(argparse.ArgumentParser):
+class Quiet(Parser):
     """Writes by descriptor, so that `kv --help | head -1` ends quietly."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -64,8 +65,8 @@ class Parser(argparse.ArgumentParser):
             (stdio.write if file is sys.stdout else stdio.error)(message)
 
 
-def parser() -> Parser:
-    made = Parser(
+def parser() -> Quiet:
+    made = Quiet(
         "kv", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="kv [options] [PROMPT …] [< DOCUMENT]", allow_abbrev=False,
     )  # fmt: skip

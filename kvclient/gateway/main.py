@@ -15,10 +15,22 @@ from kvclient.errors import BadRequest, KvdError
 from kvclient.gateway.auth import Guard, is_loopback
 from kvclient.gateway.settings import DEFAULT_MAX_BODY, DEFAULT_MAX_REQUESTS, Settings
 from kvclient.gateway.volatile import RULES, Rule, rules_named
+from kvclient.parser import USAGE, Parser
 
-USAGE: Final = 2
 DRAIN_S: Final = 10
 """How long a stop waits for replies in progress."""
+DESCRIPTION: Final = """\
+OpenAI- and Anthropic-compatible HTTP for the kvd daemon. Defaults come from [gateway] in kvd.toml. GET / is a page with
+plots, GET /metrics is for Prometheus.
+"""
+EXAMPLES: Final = """\
+examples:
+  kv-gateway &
+  OPENAI_BASE_URL=http://127.0.0.1:8471/v1 my-agent
+  ANTHROPIC_BASE_URL=http://127.0.0.1:8471 my-agent
+  kv-gateway --volatile 'demo=date,session'        keep what changes daily from ending the prefix
+  kv-gateway --host 0.0.0.0 --api-key-file keys    for other machines
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,13 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return problem.exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kv-gateway",
-        description="OpenAI- and Anthropic-compatible HTTP for the kvd daemon. "
-        "Defaults come from [gateway] in kvd.toml.",
-        epilog=f"Rules for --volatile: {', '.join(f'{rule.name} ({rule.action.value})' for rule in RULES.values())}.",
-    )
+def _parser() -> Parser:
+    rules = ", ".join(f"{rule.name} ({rule.action.value})" for rule in RULES.values())
+    parser = Parser(
+        prog="kv-gateway", formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        description=DESCRIPTION, epilog=f"rules for --volatile: {rules}\n\n{EXAMPLES}",
+    )  # fmt: skip
     parser.add_argument("--host", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port (8471; 0: any free one, printed)")
     parser.add_argument(

@@ -21,11 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvclient.errors import BadRequest, Unreachable
+from kvclient.errors import Unreachable
 from kvd.cli import cacheview
 from kvd.cli.daemon import running
 from kvd.cli.durations import duration
 from kvd.cli.output import console, print_json
+from kvd.cli.usage import Usage
 
 Answer = dict[str, Any]
 
@@ -63,23 +64,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fields_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The request's fields. Raises BadRequest for missing or surplus words."""
+    """The request's fields. Raises Usage for missing or surplus words and options."""
     names = {"export": ["chain", "file"], "import": ["file"], "pin": ["chain"], "unpin": ["chain"]}.get(args.what, [])
     if len(args.arguments) != len(names):
         wanted = " ".join(name.upper() for name in names) or "nothing"
-        raise BadRequest(f"cache {args.what} takes {wanted} (see kvd cache --help)", verb=args.what)
+        raise Usage(f"cache {args.what} takes {wanted}")
     fields: dict[str, Any] = dict(zip(names, args.arguments, strict=True))
     if "file" in fields:
         fields["file"] = str(Path(fields["file"]).expanduser().absolute())
     for option, verbs in (("model", ("ls", "clear")), ("ttl", ("pin",)), ("yes", ("clear",))):
         if getattr(args, option) and args.what not in verbs:
-            raise BadRequest(f"cache {args.what} takes no --{option}", verb=args.what)
+            raise Usage(f"cache {args.what} takes no --{option}")
     if args.model:
         fields["model"] = args.model
     if args.ttl:
         fields["ttl_s"] = args.ttl
     if args.what == "clear" and not args.yes:
-        raise BadRequest("cache clear drops blocks that cost time to compute; say --yes", verb="clear")
+        raise Usage("cache clear drops blocks that cost time to compute; say --yes")
     return fields
 
 

@@ -14,18 +14,22 @@ from typing import Any
 
 from kvd.cli.daemon import running
 from kvd.cli.output import console, print_json, table
+from kvd.cli.usage import Usage
 from kvd.config import Config, load
 from kvd.settings import Setting, settings
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["show", "doc", "reload"])
-    parser.add_argument("--config", type=Path, metavar="FILE", help="another file than kvd.toml in the home")
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--markdown", action="store_true", help="with doc: the table of the README")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="show: another file than kvd.toml in the home")
+    parser.add_argument("--json", action="store_true", help="show, reload: as JSON")
+    parser.add_argument("--markdown", action="store_true", help="doc: the table of the README")
 
 
 def run(args: argparse.Namespace) -> int:
+    for option, verbs in (("config", ("show",)), ("json", ("show", "reload")), ("markdown", ("doc",))):
+        if getattr(args, option) and args.what not in verbs:
+            raise Usage(f"config {args.what} takes no --{option}")
     if args.what == "doc":
         print(markdown() if args.markdown else document(), end="")
         return 0

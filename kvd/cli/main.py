@@ -10,6 +10,8 @@ import sys
 from types import ModuleType
 
 from kvclient.errors import KvdError
+from kvclient.parser import USAGE, Parser
+from kvd.cli.usage import Usage
 
 VERBS = {
     "serve": "run the daemon in the foreground",
@@ -30,7 +32,6 @@ VERBS = {
     "logs": "the daemon's log, and those of crashed workers",
     "config": "the configuration and where each value comes from",
 }
-USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
@@ -45,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     except KvdError as error:
         print(f"kvd: {error.message}", file=sys.stderr)
         return error.exit_code
+    except Usage as error:
+        print(f"kvd: {error}; see `kvd {words[0]} --help`", file=sys.stderr)
+        return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -52,10 +56,10 @@ def main(argv: list[str] | None = None) -> int:
         return PIPE_CLOSED
 
 
-def parser_of(verb: str) -> argparse.ArgumentParser:
+def parser_of(verb: str) -> Parser:
     """The verb's own parser, with its help."""
     module = _module(verb)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"kvd {verb}",
         description=(module.__doc__ or "").strip(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -106,7 +110,7 @@ def _help() -> str:
             "",
             "  --version, --completion bash|zsh|fish",
             "",
-            "First steps:  kvd pull demo && kvd serve &",
+            "First steps:  kvd pull demo; kvd serve &",
             '              kv "explain this" < README.md      (kv asks the daemon; see kv --help)',
             "",
             "Environment:  KVD_HOME (models, store, logs, kvd.toml), KVD_SOCKET",

@@ -41,13 +41,26 @@ def test_help_names_every_verb_and_each_verb_explains_itself() -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [((), "usage: kvd VERB"), (("statsu",), "did you mean status"), (("load",), "model"), (("stop", "--nwo"), "--nwo")],
+    [
+        (("statsu",), "did you mean status"),
+        (("load",), "model"),
+        (("stop", "--nwo"), "--nwo, did you mean --now?"),
+        (("serve", "--memory-limt=8GiB"), "did you mean --memory-limit?"),
+        (("cache", "lst"), "lst"),
+        (("cache", "clear"), "--yes"),
+        (("config", "show", "--markdown"), "takes no --markdown"),
+        (("config", "reload", "--config", "other.toml"), "takes no --config"),
+    ],
 )
-def test_wrong_usage_exits_2(words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_one_line_and_2(words: tuple[str, ...], said: str) -> None:
     done = kvd(*words)
-    assert done.returncode == 2
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
     assert said in done.stderr
-    assert "Traceback" not in done.stderr
+
+
+def test_no_words_show_the_verbs_and_exit_2() -> None:
+    done = kvd()
+    assert done.returncode == 2 and done.stderr.startswith("usage: kvd VERB")
 
 
 def test_version_loads_no_heavy_package() -> None:

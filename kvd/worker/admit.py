@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from kvd.cache.chain import chains, salted
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
@@ -120,6 +122,8 @@ class Admission:
             self._place(choice, match)
         if choice.request.times.admitted is None:
             choice.request.times.admitted = now
+            if all(other is choice or other.stage is Stage.WAITING for other in others):
+                mx.reset_peak_memory()  # nobody else works: what is the most from now on is this request's
         return True
 
     @staticmethod

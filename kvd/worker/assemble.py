@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import mlx.core as mx
 import structlog
 
 from kvclient.errors import KvdError, OutOfMemory
@@ -41,6 +42,9 @@ CHUNK_CPU: Final = 512
 CHUNK_GPU: Final = 2048
 ANY_CONTEXT: Final = 1 << 24
 """tokens, for a model that names no limit"""
+SCRATCH_CPU: Final = 1 << 28
+SCRATCH_GPU: Final = 1 << 30
+"""bytes of freed buffers that MLX may keep for its next use; left alone it keeps gigabytes of a long prefill"""
 READERS: Final = 4
 """threads that read shards: they wait for the disk most of the time"""
 PENDING_LEAST: Final = 1 << 26
@@ -61,6 +65,7 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     """Load the model and build everything over it. Raises what `kvd.models.load` raises, and OutOfMemory when not even
     one block of KV fits."""
     loaded = load(given.model, available=given.weights_limit)
+    mx.set_cache_limit(SCRATCH_CPU if loaded.info.backend == "cpu" else SCRATCH_GPU)
     identity = identify(given.model, given.home / "models" / MEMO)
     kv = choose(given.kv, given.home / "models" / given.name, given.name, identity.whole)
     layout = precision.apply(inspect_layout(loaded.model, loaded.info.architecture), kv.text)

@@ -83,6 +83,8 @@ class Spill:
     def offer(self, block: Published, preview: str, host: Callable[[Published], HostBlock | None]) -> bool:
         """Write `block` unless it is stored or on its way. False: dropped (`counters` says why). `host` is called on
         this thread, only if the block is to be written; it returns None for a block that memory has lost."""
+        if self.state(block.chain) is not State.UNKNOWN:
+            return True
         rows = len(block.tokens)
         header = ShardHeader(
             block.namespace, block.chain, block.parent, block.tokens, block.start, self._layout.describe(),
@@ -90,8 +92,6 @@ class Spill:
         )  # fmt: skip
         nbytes = file_bytes(header)
         with self._lock:
-            if block.chain in self._pending or block.chain in self._durable:
-                return True
             if self.pending_bytes + nbytes > self._max_pending:
                 self.counters["slow_disk"] += 1
                 return False

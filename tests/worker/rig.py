@@ -16,6 +16,7 @@ from typing import Any
 
 from kvclient.errors import KvdError, from_wire
 from kvclient.wire import TERMINAL, unpack
+from kvd.cache import precision
 from kvd.cache.chain import chains
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.paged import PagedCache
@@ -119,8 +120,10 @@ class Rig:
 
     def __init__(
         self, *, files: Callable[[], Files] = RealFiles, pool_blocks: int = 256, limits: Limits = Limits(chunk=64),  # noqa: B008
-        model: Mapping[str, Any] | None = None, store_limit: int = 1 << 30,
+        model: Mapping[str, Any] | None = None, store_limit: int = 1 << 30, kv: str = "native",
     ) -> None:
+        self.kv = kv
+        """precision of the next start"""
         self.folder = Path(tempfile.mkdtemp(prefix="kvd", dir="/tmp"))
         self.model_folder = tiny_model(self.folder / "model", **(model or {}))
         self._files = files
@@ -170,10 +173,10 @@ class Rig:
 
     def _run_engine(self, ready: threading.Event) -> None:
         loaded = load(self.model_folder)
-        layout = inspect_layout(loaded.model)
+        layout = precision.apply(inspect_layout(loaded.model), self.kv)
         space = space_of(identify(self.model_folder), layout, B)
         self.cache = PagedCache(layout, B, self._pool_blocks, initial_blocks=8, namespace=space)
-        model = Model(loaded.model, loaded.tokenizer, layout, space, frozenset(loaded.tokenizer.eos_token_ids))
+        model = Model(loaded.model, loaded.tokenizer, layout, space, frozenset(loaded.tokenizer.eos_token_ids), self.kv)
         self.tokenizer = loaded.tokenizer
         self.heart = Heart(self.outbox)
         self.engine: Engine = make_engine(

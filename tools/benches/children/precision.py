@@ -1,4 +1,4 @@
-"""KV precisions on one model: bytes of the pool, peak memory of a prefill, decode steps against mlx-lm's quantised cache.
+"""KV precisions on one model: bytes of the pool, peak memory of a prefill, decode steps against mlx-lm's caches.
 
 KV is synthetic: neither bytes nor time depend on its values.
 """
@@ -60,19 +60,21 @@ class Bench:
             "peak": mx.get_peak_memory() - before,
         }
 
-    def decode(self, kv: str, stock: int, position: int, pairs: int) -> dict[str, Any]:
-        """Seconds per step of ours at `kv` and of mlx-lm's cache at `stock` bits (0: KVCache), in turn."""
-        ours, theirs = self._ours(kv, position, pairs), self._stock(stock, position, pairs)
-        for _ in range(WARM):
-            ours(), theirs()
-        mine, other = [], []
-        for index in range(pairs):
-            for step, into in ((ours, mine), (theirs, other)) if index % 2 else ((theirs, other), (ours, mine)):
+    def decode(self, kv: str, stock: list[int], position: int, rounds: int) -> dict[str, Any]:
+        """Seconds per step of ours at `kv` and of the slowest of mlx-lm's caches at `stock` bits (0: KVCache), measured
+        in turn, and the median of the ratios of rounds."""
+        steps = [self._ours(kv, position, rounds), *(self._stock(bits, position) for bits in stock)]
+        took: list[list[float]] = [[] for _ in steps]
+        for index in range(WARM + rounds):
+            order = range(len(steps)) if index % 2 else reversed(range(len(steps)))
+            for one in order:
                 begin = time.perf_counter()
-                step()
-                into.append(time.perf_counter() - begin)
-        ratio = statistics.median(a / b for a, b in zip(mine, other, strict=True))
-        return {"ours": statistics.median(mine), "stock": statistics.median(other), "ratio": ratio}
+                steps[one]()
+                took[one].append(time.perf_counter() - begin)
+        mine, *others = (times[WARM:] for times in took)
+        slowest = max(others, key=statistics.median)
+        ratio = statistics.median(a / b for a, b in zip(mine, slowest, strict=True))
+        return {"ours": statistics.median(mine), "stock": statistics.median(slowest), "ratio": ratio}
 
     def _filled(self, kv: str, rows: int, expected: int) -> tuple[PagedCache, CachedSequence]:
         layout = precision.apply(self.native, kv)
@@ -90,8 +92,8 @@ class Bench:
         sequence.advance([1] * rows)
         return cache, sequence
 
-    def _ours(self, kv: str, position: int, pairs: int) -> Callable[[], None]:
-        cache, sequence = self._filled(kv, position, position + pairs + WARM + 1)
+    def _ours(self, kv: str, position: int, rounds: int) -> Callable[[], None]:
+        cache, sequence = self._filled(kv, position, position + rounds + WARM + 1)
 
         def step() -> None:
             sequence.reserve(1)
@@ -102,13 +104,12 @@ class Bench:
 
         return step
 
-    def _stock(self, bits: int, position: int, pairs: int) -> Callable[[], None]:
+    def _stock(self, bits: int, position: int) -> Callable[[], None]:
         caches = [QuantizedKVCache(GROUP, bits) if bits else KVCache() for _ in self.native.layers]
         for layer, cache in zip(self.native.layers, caches, strict=True):
-            for dim, rows in ((layer.k_dim, position),):
-                shape = (1, layer.kv_heads, rows, dim)
-                new = mx.random.normal(shape).astype(getattr(mx, self.native.dtype))
-                cache.update_and_fetch(new, new)
+            shape = (1, layer.kv_heads, position, layer.k_dim)
+            new = mx.random.normal(shape).astype(getattr(mx, self.native.dtype))
+            cache.update_and_fetch(new, new)
             mx.eval(cache.state)
         token = mx.array([[1]])
 

@@ -82,9 +82,13 @@ class FakeDaemon:
         assert self._ready.wait(10)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def stop(self) -> None:
+        """Goes away without a word."""
         self._stop.set()
         self._thread.join(10)
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self) -> None:

@@ -13,22 +13,12 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from kvd.cache.chain import Chain
-from kvd.cache.placement import gaps, place, spare
+from kvd.cache.placement import Claims, Move, gaps, place, spare
 from kvd.cache.prefix import Entry, PrefixIndex, make_entry
 from kvd.cache.results import PoolFull
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Copy the first `rows` rows of block `src` to block `dst`, in the order of the list, before any write."""
-
-    src: int
-    dst: int
-    rows: int
 
 
 class BlockManager:
@@ -45,7 +35,7 @@ class BlockManager:
         self._free = set(range(blocks))
         self._lru: OrderedDict[Entry, None] = OrderedDict()
         self._pinned_cached = 0
-        self._claims: dict[object, range] = {}
+        self.claims = Claims()
         self._moves: list[Move] = []
 
     # --- counts
@@ -60,7 +50,7 @@ class BlockManager:
 
     @property
     def cached(self) -> int:
-        """Unreferenced known blocks that nobody reads: they can be evicted."""
+        """Known blocks that nobody holds or reads: they can be evicted."""
         return len(self._lru) - self._pinned_cached
 
     @property
@@ -69,8 +59,7 @@ class BlockManager:
 
     def largest_gap(self) -> int:
         """Length of the longest range of free blocks that no live sequence is expected to grow into."""
-        claimed = self._claimed(None)
-        return max((gap.length for gap in gaps(b for b in self._free if b not in claimed)), default=0)
+        return max((gap.length for gap in gaps(self._free - self.claims.others(None))), default=0)
 
     def grow(self, blocks: int) -> None:
         """The pool got larger: `blocks` is the new total."""
@@ -101,8 +90,7 @@ class BlockManager:
         self.refs[block] -= 1
         if self.refs[block]:
             return
-        entry = self.entries[block]
-        if entry is not None:
+        if (entry := self.entries[block]) is not None:
             self._lru[entry] = None
             self._pinned_cached += self.pins[block] > 0
         else:
@@ -150,20 +138,12 @@ class BlockManager:
 
     def clear(self, namespace: bytes | None = None) -> int:
         """Evict every cached block (of one namespace); returns how many."""
-        gone = [e for e in self._lru if e.block is not None and not self.pins[e.block]]
-        gone = [e for e in gone if namespace is None or e.namespace == namespace]
+        gone = [e for e in self._evictable() if namespace is None or e.namespace == namespace]
         for entry in gone:
             self.evict(entry, "cleared")
         return len(gone)
 
     # --- allocation
-
-    def claim(self, owner: object, blocks: range) -> None:
-        """Blocks a sequence is expected to grow into: others are placed elsewhere while there is room."""
-        self._claims[owner] = blocks
-
-    def unclaim(self, owner: object) -> None:
-        self._claims.pop(owner, None)
 
     def obtain(self, owner: object, after: int | None, want: int) -> int:
         """A private block (one reference, nothing known in it) for a sequence that ends in block `after`.
@@ -175,10 +155,9 @@ class BlockManager:
             raise PoolFull(1, 0)
         block = after + 1 if after is not None else None
         if block is None or block >= self.total or not self._usable(block):
-            usable = self._free.union(e.block for e in self._lru if e.block is not None and not self.pins[e.block])
-            block = place(self._free, usable, self._claimed(owner), max(want, 1))
+            block = place(self._free, self._all_usable(), self.claims.others(owner), max(want, 1))
             assert block is not None
-        self.claim(owner, range(block, min(block + max(want, 1), self.total)))
+        self.claims.set(owner, range(block, min(block + max(want, 1), self.total)))
         self._vacate(block)
         self._free.discard(block)
         self.refs[block] = 1
@@ -210,14 +189,31 @@ class BlockManager:
         """Whether `make_writable` takes a block of its own."""
         return row < self.sealed[block] and self.pins[block] > 0 or self.refs[block] > 1
 
+    def follows(self, block: int) -> bool:
+        """Whether the next block in the pool could be had by who holds `block`."""
+        return block + 1 < self.total and self._usable(block + 1)
+
+    def room(self, owner: object, blocks: int) -> int | None:
+        """The start of a gap that takes `blocks` blocks; None where there is none. It is claimed for `owner`."""
+        start = place(self._free, self._all_usable(), self.claims.others(owner), blocks)
+        if start is None or start + blocks > self.total or not all(map(self._usable, range(start, start + blocks))):
+            return None
+        self.claims.set(owner, range(start, start + blocks))
+        return start
+
+    def movable(self, block: int) -> bool:
+        """Whether `relocate` may take a block from its place: one sequence holds it and nobody reads it."""
+        return self.refs[block] == 1 and not self.pins[block]
+
     def relocate(self, block: int, target: int) -> bool:
         """Move a block that one sequence holds to `target`, where neither is in anybody's way; False otherwise.
 
-        Only while something is free, so that nothing is evicted for it.
+        Evicts one block at most, where nothing is free: `block` itself is free afterwards.
         """
-        movable = self.refs[block] == 1 and not self.pins[block]
-        if not movable or not 0 <= target < self.total or not self._usable(target) or not self._free:
+        if not self.movable(block) or not 0 <= target < self.total or not self._usable(target):
             return False
+        if not self._free:
+            self.evict(next(self._evictable()), "capacity")
         self._vacate(target)
         entry = self.entries[block]
         self._free.discard(target)
@@ -246,8 +242,12 @@ class BlockManager:
     def _usable(self, block: int) -> bool:
         return not self.refs[block] and not self.pins[block]
 
-    def _claimed(self, owner: object | None) -> set[int]:
-        return {block for who, blocks in self._claims.items() if who is not owner for block in blocks}
+    def _all_usable(self) -> set[int]:
+        return self._free.union(e.block for e in self._evictable() if e.block is not None)
+
+    def _evictable(self) -> Iterator[Entry]:
+        """Known blocks that nobody holds or reads, least recently used first."""
+        return (e for e in self._lru if e.block is not None and not self.pins[e.block])
 
     def _vacate(self, block: int) -> None:
         """Nothing is known in `block` afterwards: its entry moves to a free block, or goes as the LRU's next victim."""
@@ -256,9 +256,9 @@ class BlockManager:
             return
         parent = self.index.get(entry.parent)
         follow = parent.block if parent is not None else None
-        target = spare(self._free, self._claimed(None), block, follow, self._trail(block))
+        target = spare(self._free, self.claims.others(None), block, follow, self._trail(block))
         if target is None:
-            victim = next((e for e in self._lru if e.block is not None and not self.pins[e.block]), None)
+            victim = next(self._evictable(), None)
             if victim is entry or victim is None:
                 self.index.remove(entry)
                 self._forget(entry, "capacity" if victim is entry else "in_place")

@@ -7,6 +7,32 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Copy the first `rows` rows of block `src` to block `dst`, in the order of the list, before any write."""
+
+    src: int
+    dst: int
+    rows: int
+
+
+class Claims:
+    """Blocks that live sequences are expected to grow into: others are placed elsewhere while there is room."""
+
+    def __init__(self) -> None:
+        self._claims: dict[object, range] = {}
+
+    def set(self, owner: object, blocks: range) -> None:
+        self._claims[owner] = blocks
+
+    def drop(self, owner: object) -> None:
+        self._claims.pop(owner, None)
+
+    def others(self, owner: object | None) -> frozenset[int]:
+        """What anybody but `owner` has claimed."""
+        return frozenset(block for who, blocks in self._claims.items() if who is not owner for block in blocks)
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """Adjacent blocks [start, start + length)."""
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from kvd.cache.blocks import Move
 from kvd.cache.hostmem import Generation, addressable
 from kvd.cache.layout import KVLayout, Part
+from kvd.cache.placement import Move
 from kvd.cache.side import Side
 
 Parts = tuple[mx.array, ...]

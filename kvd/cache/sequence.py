@@ -181,7 +181,7 @@ class CachedSequence:
         for block in reversed(self._table):
             self.cache.manager.release(block)
         self._table, self._runs = [], None
-        self.cache.manager.unclaim(self)
+        self.cache.manager.claims.drop(self)
         self.cache.sequences.discard(self)
 
     # --- restoring from the store
@@ -234,6 +234,9 @@ class CachedSequence:
     def _obtain(self, blocks: int) -> None:
         for _ in range(blocks):
             after = self._table[-1] if self._table else None
+            if after is not None and not self.cache.manager.follows(after) and len(self.runs()) == 1:
+                self._move_house(self._wanted())
+                after = self._table[-1]
             self._table.append(self.cache.manager.obtain(self, after, self._wanted()))
         self._runs = None
 
@@ -244,13 +247,29 @@ class CachedSequence:
         if len(runs) < 2 or len(self._table) - length > STRAIGHTENED:
             return
         anchor = self._table.index(start // size)
-        for at in range(anchor + length, len(self._table)):
-            if not self._relocated(at, self._table[at - 1] + 1):
-                break
-        for at in range(anchor - 1, -1, -1):
-            if not self._relocated(at, self._table[at + 1] - 1):
-                break
+        for _ in range(2):  # a block may have to wait for one before it to leave its target
+            for at in range(anchor + length, len(self._table)):
+                if not self._relocated(at, self._table[at - 1] + 1):
+                    break
+            for at in range(anchor - 1, -1, -1):
+                if not self._relocated(at, self._table[at + 1] - 1):
+                    break
+        if len(self.runs()) > 1:
+            self._move_house(0)
         self.cache.run_moves()
+
+    def _move_house(self, more: int) -> None:
+        """Take all blocks to a gap with room for them and `more`, if they are few and nobody else uses them."""
+        manager, count = self.cache.manager, len(self._table)
+        if count > STRAIGHTENED or not all(map(manager.movable, self._table)):
+            return
+        start = manager.room(self, count + more)
+        if start is None:
+            start = manager.room(self, count + min(more, 1))
+        if start is not None:
+            for at in range(count):
+                moved = self._relocated(at, start + at)
+                assert moved, "the gap was not free"
 
     def _relocated(self, at: int, target: int) -> bool:
         if self._table[at] == target:

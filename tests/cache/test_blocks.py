@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvd.cache import sequence as sequences
 from kvd.cache.blocks import BlockManager
 from kvd.cache.chain import Chain, chains, namespace, next_chain
 from kvd.cache.prefix import PrefixIndex
@@ -310,18 +311,43 @@ def test_rows_that_a_reader_uses_stay_when_a_longer_tail_supersedes_them():
     check(cache)
 
 
-def test_a_hit_in_a_full_pool_evicts_nothing_to_become_one_run():
+def test_a_hit_in_a_full_pool_evicts_one_block_at_most_to_become_one_run(monkeypatch):
     cache = FakeCache(4)
+    monkeypatch.setattr(sequences, "STRAIGHTENED", 0)
     a = cache.open(SPACES[0], [], 0)
     cache.write(a, [1] * 4)
     b = cache.open(SPACES[1], [], 0)
     cache.write(b, [2] * 4)
-    cache.manager.unclaim(a)
     cache.write(a, [1] * 4)
     cache.write(b, [2] * 4)
     for sequence in (a, b):
         sequence.close()
+    monkeypatch.setattr(sequences, "STRAIGHTENED", 16)
     again = cache.open(SPACES[0], [1] * 8, 0)
-    assert again.rows == 8 and len(again.runs()) == 2
-    assert not cache.manager.evictions
+    assert again.rows == 8 and len(again.runs()) == 1
+    assert cache.manager.evictions == {"capacity": 1}
+    check(cache)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([40, 80, 200]))
+def test_a_sequence_alone_is_always_one_run(seed, blocks):
+    """Turns, edits, branches and returns, one after the other: only live sharing makes two runs."""
+    source = random.Random(seed)
+    cache = FakeCache(blocks)
+    prompts = [[source.randrange(3) for _ in range(source.randrange(1, 30))] for _ in range(3)]
+    for _ in range(40):
+        base = source.choice(prompts)
+        tokens = base[: source.randrange(1, len(base) + 1)] + [source.randrange(3) for _ in range(source.randrange(9))]
+        sequence = cache.open(SPACES[0], tokens, source.choice([0, len(tokens) + 9]))
+        rest = tokens[sequence.rows :]
+        if rest:
+            cache.write(sequence, rest)
+        for _ in range(source.randrange(12)):
+            cache.write(sequence, [source.randrange(3)])
+        assert len(sequence.runs()) <= 1, cache.manager.evictions
+        prompts = [*prompts[-5:], list(sequence.tokens)] if len(sequence.tokens) < 60 else prompts
+        if source.random() < 0.8:
+            sequence.tail()
+        sequence.close()
     check(cache)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from kvd.cache.blocks import Move
 from kvd.cache.hostmem import address
 from kvd.cache.layout import KVLayout, LayerKV, Precision
 from kvd.cache.paged import forward
+from kvd.cache.placement import Move
 from kvd.cache.pool import KVPool
 from tests.cache.support import BLOCK, ask, model, new_cache, prompt, step, step_batch
 

@@ -152,7 +152,7 @@ class Cache:
         None, kinds.AUTO_SIZE,
         "most bytes of KV in memory per model; auto: what the memory limit leaves",
     )
-    pool_initial: int = _key(128 * 2**20, kinds.SIZE, "bytes of KV in memory a model starts with; grows by doubling")
+    pool_initial: int = _key(384 * 2**20, kinds.SIZE, "bytes of KV in memory a model starts with; grows by doubling")
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,8 @@ class PagedCache:
         while self.pool.blocks < self.max_blocks and (
             manager.free < needed or (run > needed and manager.largest_gap() < run)
         ):
-            wanted = max(2 * self.pool.blocks, self.pool.blocks + max(needed, run) - manager.free)
+            more = max(needed - manager.free, run if run > needed else 0)  # new blocks are one gap: grow once
+            wanted = max(2 * self.pool.blocks, self.pool.blocks + more)
             if not self._grow(min(self.max_blocks, wanted)):
                 break
         if manager.available < needed:

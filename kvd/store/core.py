@@ -15,7 +15,7 @@ from kvd.store.admit import Sightings
 from kvd.store.base import Limits, Reservation
 from kvd.store.evict import plan
 from kvd.store.files import Files
-from kvd.store.index import Batch, Index
+from kvd.store.index import BATCH, Batch, Index
 from kvd.store.kv import IndexFailed
 from kvd.store.ledger import Ledger
 from kvd.store.pins import Pins
@@ -176,16 +176,16 @@ class Core:
         """Index first, then the files; returns bytes freed. An index that fails does not keep the limit from being
         held: its rows without files are found at the next start. Counted."""
         gone = list(victims)
-        if not gone:
-            return 0
-        with contextlib.suppress(IndexFailed):
-            self.write_index(Batch(remove=gone))
-        self.files.point("mid_evict")
         freed = 0
-        for slot in gone:
-            self.forget(slot)
-            freed += self.unlink(self.tree.shard(slot.namespace, slot.chain), slot.disk)
-            self.counters[counter] += 1
+        for at in range(0, len(gone), BATCH):
+            part = gone[at : at + BATCH]
+            with contextlib.suppress(IndexFailed):
+                self.write_index(Batch(remove=part))
+            self.files.point("mid_evict")
+            for slot in part:
+                self.forget(slot)
+                freed += self.unlink(self.tree.shard(slot.namespace, slot.chain), slot.disk)
+                self.counters[counter] += 1
         self.settle_other()
         return freed
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 HEADROOM: Final = 512 * 1024
-"""bytes: pages LMDB copies on write in the next transactions"""
+"""bytes, at least: pages LMDB copies on write in the next transactions (see `index.BATCH`)"""
+HEADROOM_SHARE: Final = 256
+"""The headroom is 1/256 of a large limit, up to HEADROOM_MOST."""
+HEADROOM_MOST: Final = 16 * 1024 * 1024
 INDEX_PER_BLOCK: Final = 16 * 1024
 """bytes of index a pending block may need: its row, its token ids, its keys among siblings"""
 
@@ -52,7 +55,8 @@ class Ledger:
 
     def usage(self) -> Usage:
         pending = len(self._reserved)
-        return Usage(self.limit, self.shards, self.reserved, self.other, HEADROOM + pending * INDEX_PER_BLOCK)
+        headroom = min(max(HEADROOM, self.limit // HEADROOM_SHARE), HEADROOM_MOST)
+        return Usage(self.limit, self.shards, self.reserved, self.other, headroom + pending * INDEX_PER_BLOCK)
 
     def missing(self, nbytes: int) -> int:
         """Bytes that must go before `nbytes` (one more block) can be reserved; 0 or less: there is room."""

@@ -20,7 +20,7 @@ from kvd.store.adopt import adopt, enforce, quarantine_file, rebuild_index
 from kvd.store.base import CommittedItem, Found, Limits, Refusal, Reservation, Written
 from kvd.store.core import Core
 from kvd.store.files import Files, RealFiles, replace_whole
-from kvd.store.index import Batch, Index
+from kvd.store.index import BATCH, Batch, Index
 from kvd.store.kv import IndexFailed, KeyValue, LmdbKeyValue
 from kvd.store.lock import StoreLock
 from kvd.store.pins import Pin
@@ -259,15 +259,15 @@ class Store:
         """Hits and last uses to the index, times to files (at most hourly each)."""
         core = self._core
         self._flushed = core.clock()
-        slots = [s for s in self._dirty.values() if core.table.slots.get(s.chain) is s]
+        slots = [s for c, s in sorted(self._dirty.items()) if core.table.slots.get(c) is s]
         self._dirty.clear()
         for slot in slots:
             if slot.used - slot.mtime >= TOUCH_S:
                 with contextlib.suppress(FileNotFoundError):
                     core.files.touch(core.tree.shard(slot.namespace, slot.chain), slot.used)
                 slot.mtime = slot.used
-        if slots:
-            core.write_index(Batch(update=slots))
+        for at in range(0, len(slots), BATCH):
+            core.write_index(Batch(update=slots[at : at + BATCH]))
 
     def _mine(self) -> None:
         assert threading.get_ident() == self._thread, "the store belongs to the thread that opened it"

@@ -20,7 +20,7 @@ PARENT = b"p" * 16
 
 def slot(tokens: tuple[int, ...], parent: bytes = PARENT) -> Slot:
     chain = bytes(next_chain(parent, tokens))
-    return Slot(PARENT, chain, parent, b"c" * 16, len(tokens), 0, 5000, 8192, 3, 12.5, 0.0, "wörds")
+    return Slot(PARENT, chain, parent, b"c" * 16, len(tokens), 0, 5000, 8192, 3, 12.3, 0.0, "wörds")
 
 
 @pytest.fixture

@@ -51,3 +51,7 @@ def test_counts_of_a_lost_index_are_taken_from_where_they_are_higher() -> None:
     other.unpack(b"garbage")
     other.unpack(b"1 0.0 0 1")
     assert other.total == 100
+
+
+def test_the_headroom_grows_with_the_limit_up_to_a_point() -> None:
+    assert [Ledger(limit).usage().headroom >> 20 for limit in (1 << 30, 1 << 33, 1 << 40)] == [4, 16, 16]

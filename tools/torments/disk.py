@@ -13,6 +13,8 @@ from torments.oracle import Outcome, aftermath, du, place
 
 LIMIT = 1_500_000
 START_S = 1.0
+BUSY_START_S = 10.0
+"""in the tests, which run on busy machines"""
 SCENARIO_S = 300
 """a scenario is hundreds of calls; each of them alone would be a hang far earlier"""
 
@@ -53,7 +55,7 @@ def _too_full(outcome: Outcome, folder: str, quick: bool) -> None:
             outcome.fail("foreign files were not counted")
         if not len(store.core.table):
             outcome.fail("everything was evicted")
-    if took > START_S:
+    if took > (BUSY_START_S if quick else START_S):
         outcome.fail(f"{took:.1f} s until the limit held")
 
 

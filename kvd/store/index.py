@@ -20,7 +20,7 @@ from kvd.store.kv import IndexFailed, IndexFull, KeyValue, KeyValueTable, Reader
 from kvd.store.table import Slot
 
 BATCH: Final = 32
-"""Rows that one transaction removes or updates at most, so that the pages it copies stay within the ledger's headroom."""
+"""Rows that one transaction removes or updates at most: the pages it copies stay within the ledger's headroom."""
 _ROW: Final = struct.Struct("<16s16s16sIIIQQd")
 _SUM: Final = 8
 _KEY: Final = CHAIN_BYTES + 4 * STEP

@@ -1,0 +1,83 @@
+"""`kvd calibrate` as a user runs it, on a tiny model, in a child process that owns mlx."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvd.calibrate import result
+from kvd.cli.main import main
+from kvd.home import Home
+from tests.calibrate.support import tiny_home
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Home]:
+    with tiny_home() as home:
+        yield home
+
+
+@pytest.fixture
+def home(shared: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("KVD_HOME", str(shared.root))
+    monkeypatch.delenv("KVD_SOCKET", raising=False)
+    return shared
+
+
+def test_the_result_is_kept_with_the_model_and_written_as_asked(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["calibrate", "tiny", "--tokens", "320", "--presets", "k8v8,k4v4"]
+    assert main([*words, "--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]) == 0
+    kept = result.stored(home.models / "tiny")
+    assert kept is not None and kept.tokens == 320
+    assert [item.name for item in kept.settings][:3] == ["native", "k8v8", "k4v4"]
+    assert result.loads((tmp_path / "a.json").read_text()) == kept
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    seen = capsys.readouterr()
+    assert "k4v4" in seen.out and "kept in" in seen.out
+    assert "320 tokens, 3 settings and a search: about" in seen.err and "layer 1 alone" in seen.err
+    assert list(home.tmp.iterdir()) == []
+
+
+def test_a_text_of_ones_own_and_json_on_standard_output(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "mine.txt"
+    text.write_text("\n\n".join(f"Line {i} of a text about the number {i * i}." for i in range(80)))
+    assert main(["calibrate", "tiny", "--text", str(text), "--tokens", "256", "--presets", "k8v8", "--json", "-"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["text"] == "mine.txt" and made["settings"][1]["facts"] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["other"], 65, "no model named 'other'"),
+        (["tiny", "--presets", "k8v8,fast"], 65, "unknown KV precision 'fast'"),
+        (["tiny", "--text", "/nowhere/text"], 65, "cannot read /nowhere/text"),
+        (["tiny", "--tokens", "256", "--presets", "k8v8g64"], 65, "the head size 32 is not a multiple of the group"),
+        (["tiny", "--tokens", "256", "--presets", "k8v8", "--budget", "10"], 65, "no table takes 10 bytes per token"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line_that_says_why(
+    home: Home, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    assert main(["calibrate", *words]) == code
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    last = seen.err.strip().splitlines()[-1]
+    assert last.startswith("kvd: ") and said in last
+    assert "Traceback" not in seen.err
+
+
+def test_a_memory_limit_is_kept_to_and_named(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.config.write_text('[memory]\nlimit = "3 MiB"\n')
+    try:
+        assert main(["calibrate", "tiny", "--tokens", "512"]) != 0
+    finally:
+        home.config.unlink()
+    assert "are allowed; take fewer (--tokens)" in capsys.readouterr().err

@@ -13,6 +13,7 @@ KNOWN_PATHS: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
     "/v1/models", "/v1/embeddings", "/metrics", "/healthz", "/", "/page/data",
 })  # fmt: skip
+Gauges = dict[str, GaugeMetricFamily]
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -68,25 +69,32 @@ def _counted(metrics: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _states(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """Numbers of `status` that go up and down: `memory`, `store` and each model's, named after their keys."""
+    """Numbers of `status` that go up and down: `memory`, `store`, `clients` and each model's, named after their keys. A
+    map among them becomes one metric with a label."""
+    gauges: Gauges = {}
     for section in ("memory", "store", "clients"):
-        for name, value in _numbers(status.get(section) or {}, f"kvd_{section}"):
-            yield GaugeMetricFamily(name, f"status: {name[4:].replace('_', ' ')}", value=value)
-    families: dict[str, GaugeMetricFamily] = {}
+        _gather(gauges, f"kvd_{section}", status.get(section) or {}, {})
     for model in status.get("models") or ():
-        for name, value in _numbers(model, "kvd_model"):
-            if name not in families:
-                families[name] = GaugeMetricFamily(name, f"status: {name[4:].replace('_', ' ')}", labels=["model"])
-            families[name].add_metric([str(model.get("name", ""))], value)
-    yield from families.values()
+        _gather(gauges, "kvd_model", model, {"model": str(model.get("name", ""))})
+    yield from gauges.values()
     live = status.get("requests") or ()
     yield GaugeMetricFamily("kvd_live_requests", "requests waiting or running", value=len(live))
 
 
-def _numbers(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+def _gather(gauges: Gauges, prefix: str, table: Mapping[str, Any], labels: dict[str, str]) -> None:
     for key, value in table.items():
-        name = f"{prefix}_{''.join(c if c.isalnum() else '_' for c in str(key))}"
+        name = f"{prefix}_{key}"
         if isinstance(value, Mapping):
-            yield from _numbers(value, name)
-        elif isinstance(value, int | float):
-            yield name, float(value)
+            label = "model" if key in ("by_model", "models") else "reason"
+            for part, number in value.items():
+                _add(gauges, name, number, {**labels, label: str(part)})
+        else:
+            _add(gauges, name, value, labels)
+
+
+def _add(gauges: Gauges, name: str, value: Any, labels: dict[str, str]) -> None:
+    if not isinstance(value, int | float):
+        return
+    if name not in gauges:
+        gauges[name] = GaugeMetricFamily(name, f"status: {name[4:].replace('_', ' ')}", labels=list(labels))
+    gauges[name].add_metric(list(labels.values()), float(value))

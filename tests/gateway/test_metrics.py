@@ -33,12 +33,16 @@ def test_the_daemons_counters_keep_their_names_and_labels() -> None:
 
 def test_states_are_gauges_by_model() -> None:
     status: dict[str, Any] = {
-        "memory": {"limit": 100, "used": 60}, "store": {"bytes": 7}, "requests": [{}, {}],
-        "models": [{"name": "a", "store": {"pool_bytes": 5}, "phase": "idle"}, {"name": 'b"\n', "live": 2}],
+        "memory": {"limit": 100, "used": 60, "by_model": {"a b": 60}}, "store": {"bytes": 7}, "requests": [{}, {}],
+        "models": [
+            {"name": "a", "pool_bytes": 5, "phase": "idle", "spill": {"stored": 3}}, {"name": 'b"\n', "live": 2},
+        ],
     }  # fmt: skip
     found = samples(render(Counters(), status).decode())
     assert found["kvd_memory_used", ()] == 60 and found["kvd_store_bytes", ()] == 7
-    assert found["kvd_model_store_pool_bytes", (("model", "a"),)] == 5
+    assert found["kvd_memory_by_model", (("model", "a b"),)] == 60
+    assert found["kvd_model_pool_bytes", (("model", "a"),)] == 5
+    assert found["kvd_model_spill", (("model", "a"), ("reason", "stored"))] == 3
     assert found["kvd_model_live", (("model", 'b"\n'),)] == 2
     assert found["kvd_live_requests", ()] == 2
 

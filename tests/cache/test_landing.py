@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from kvd.cache.hostmem import address
 from kvd.cache.paths import Paths
-from kvd.cache.pool import KVPool
 from tests.cache.support import BLOCK, ask, finish, model, near, new_cache, prefill, prompt, same, step, stock_logits
 
 
@@ -203,17 +203,13 @@ def test_closing_a_sequence_leaves_its_landings_harmless():
 def test_the_pool_is_written_in_place():
     net = model()
     cache = new_cache(net)
-    assert isinstance(cache.pool, KVPool)
-    generation = cache.pool.acquire()
-    where = list(generation._addresses)
-    generation.drop()
+    where = [address(array) for array in cache.pool.arrays]
     tokens = prompt(3 * BLOCK + 2)
     _, sequence, _ = ask(net, cache, tokens)
     step(net, cache, sequence, 5)
     finish(sequence)
     ask(net, cache, tokens + [7, 8])
-    cache.pool._generation = None
-    assert cache.pool.acquire()._addresses == where
+    assert [address(array) for array in cache.pool.arrays] == where
 
 
 def test_bytes_of_a_failed_restore_do_not_spoil_rows_that_mask_them(addressable):

@@ -68,6 +68,12 @@ class FakeDaemon:
         """A reply from outside a script."""
         self._orders.put(lambda: self._sends[id](kind, body))
 
+    def settle(self) -> None:
+        """Returns when everything told before has been sent."""
+        sent = threading.Event()
+        self._orders.put(sent.set)
+        assert sent.wait(10)
+
     def next(self, verb: str) -> Message:
         """The next message of this verb; others are skipped."""
         while (message := self.received.get(timeout=10)).kind != verb:

@@ -108,16 +108,19 @@ def test_who_reads_slowly_loses_nothing_and_costs_nothing(daemon: FakeDaemon, mo
         daemon.scripts["generate"] = lambda message, send: send("queued", {"position": 0})
         stream = kv.stream("demo", "hi")
         assert (await anext(stream)).kind == "queued"
-        for _ in range(2000):
-            daemon.tell(stream.id, "text", {"text": "x", "index": 0})
-        daemon.tell(stream.id, "done", {"choices": [CHOICE], "stats": STATS})
-        while len(wakes) < 2:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+
+        async def quiet_after(texts: int) -> int:
+            for _ in range(texts):
+                daemon.tell(stream.id, "text", {"text": "x", "index": 0})
+            await asyncio.to_thread(daemon.settle)
+            await asyncio.sleep(0.1)
+            return len(wakes)
+
+        assert await quiet_after(50) > 0
         before = len(wakes)
-        await asyncio.sleep(0.2)
-        assert len(wakes) == before
-        assert sum([len(event.text) async for event in stream]) == 2000
+        assert await quiet_after(1000) == before
+        daemon.tell(stream.id, "done", {"choices": [CHOICE], "stats": STATS})
+        assert sum([len(event.text) async for event in stream]) == 1050
 
     run(daemon, scene)
 

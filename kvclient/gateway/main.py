@@ -136,10 +136,13 @@ def _volatile(item: str) -> tuple[str, list[Rule]]:
 
 def _serve(host: str, port: int, settings: Settings) -> int:
     """Listen until told to stop. The line with the address is printed when connections are taken."""
-    import uvicorn
+    try:
+        import uvicorn
 
-    from kvclient.aio import AsyncClient
-    from kvclient.gateway.app import build
+        from kvclient.aio import AsyncClient
+        from kvclient.gateway.app import build
+    except ModuleNotFoundError as missing:
+        raise BadRequest(f"the gateway needs {missing.name}: install kvd with its extra `http`") from None
 
     listener = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host

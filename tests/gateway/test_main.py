@@ -48,6 +48,15 @@ def test_the_configuration_gives_defaults_and_its_host_needs_a_key_too(
     assert main([]) == 2
 
 
+def test_without_the_http_extra_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVD_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["--port", "0"]) == 2
+    assert "extra `http`" in capsys.readouterr().err
+
+
 def test_it_starts_says_where_serves_and_stops_on_sigterm_without_mlx() -> None:
     with FakeDaemon() as daemon:
         code = (

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette", reason="the gateway needs the http extra")
-
 import uvicorn
 
 from kvclient.aio import AsyncClient

@@ -176,7 +176,8 @@ class Fleet:
         slot.load_s = round(time.monotonic() - worker.born, 3)
         self.ledger.correct(slot.model.name, info.get("weights_bytes"), info.get("pool_bytes"))
         self._metrics.add(Count.WORKERS, "ready")
-        logger.info("loaded", model=slot.model.name, pid=worker.pid, seconds=slot.load_s)
+        kv = {name: info.get(name) for name in ("kv_precision", "kv_bytes_per_token", "kv_layers")}
+        logger.info("loaded", model=slot.model.name, pid=worker.pid, seconds=slot.load_s, **kv)
         self._loader.arrived(worker, None)
         now = time.monotonic()
         while slot.waiting and slot.state is State.LOADED:

@@ -19,6 +19,10 @@ from kvd.front.server import Peer, Server, error
 from kvd.messages import WORK_KINDS, Event
 
 KNOWN = frozenset({*VERBS, "cache"})
+LOGGED = (
+    "prompt_tokens", "computed_tokens", "completion_tokens", "ttft_s", "kv_precision", "kv_bytes", "peak_memory_bytes",
+)  # fmt: skip
+"""of a request's stats, what its line in the log says"""
 
 
 class Stage(Enum):
@@ -109,7 +113,7 @@ class Sessions:
         """The terminal event; later ones are dropped."""
         if self._close(session):
             self._metrics.add(Count.FINISHED, outcome)
-            self._log_end(session, outcome)
+            self._log_end(session, outcome, body.get("stats"))
             self.server.send(session.peer, wire.message(kind, session.id, body))
 
     def fail(self, session: Session, problem: KvdError) -> None:
@@ -130,10 +134,11 @@ class Sessions:
             if now - session.heard >= wire.BEAT_S * 0.7 and session.id in self._by_id:
                 self.tell(session, *session.repeat)
 
-    def _log_end(self, session: Session, outcome: str) -> None:
-        """Work is worth a line; that somebody looks at `status` every second is not."""
+    def _log_end(self, session: Session, outcome: str, stats: object = None) -> None:
+        """Work is worth a line, with what it took; that somebody looks at `status` every second is not."""
         say = session.log.info if session.kind in WORK_KINDS else session.log.debug
-        say("end", kind=session.kind, outcome=outcome, seconds=round(time.monotonic() - session.born, 3))
+        took = {name: stats[name] for name in LOGGED if name in stats} if isinstance(stats, dict) else {}
+        say("end", kind=session.kind, outcome=outcome, seconds=round(time.monotonic() - session.born, 3), **took)
 
     def _close(self, session: Session) -> bool:
         if self._by_id.pop(session.id, None) is None:

@@ -95,6 +95,7 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     engine = make_engine(model, cache, outbox, heart, files or RealFiles(), Limits(chunk=chunk), pending)
     context = loaded.info.context_length or ANY_CONTEXT
     prompter = Prompter(loaded.tokenizer, vocab=loaded.info.vocab, context=context, today=pulled(given))
+    mx.reset_peak_memory()  # that of a request is told with it; converting weights takes more than any
     return Built(engine, prompter, _info(given, loaded, layout, cache, report, kv))
 
 

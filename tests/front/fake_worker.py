@@ -176,7 +176,8 @@ class FakeWorker:
             self.event("result", work.id, tokens=3)
             return
         choice = {"index": 0, "text": text, "finish_reason": "cancelled" if cancelled else "stop"}
-        stats = {"prompt_tokens": 2, "computed_tokens": 2, "completion_tokens": len(text), "pid": os.getpid()}
+        stats = {"prompt_tokens": 2, "computed_tokens": 2, "completion_tokens": len(text), "pid": os.getpid(),
+                 "kv_bytes": 5, "kv_precision": self.args.kv, "peak_memory_bytes": 9}  # fmt: skip
         self.event("done", work.id, choices=[choice], stats=stats)
 
 

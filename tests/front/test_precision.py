@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.front.support import Client, Daemon, daemon, until
@@ -46,3 +48,14 @@ def test_single_models_have_the_precision_that_the_configuration_gives_them() ->
     with daemon(*flags, models=("one", "two", "three")) as made, made.client() as client:
         found = {name: client.call("load", {"model": name})["kv"] for name in ("one", "two", "three")}
     assert found == {"one": "k8v8", "two": "k8v4,0=native", "three": "auto"}
+
+
+def test_the_log_says_what_each_generation_took_and_how_its_kv_is_kept() -> None:
+    with daemon() as made, made.client() as client:
+        client.call("generate", {"prompt": "say 2"}, "demo")
+        until(lambda: made.model()["live"] == 0, "the end of the request")
+        lines = [json.loads(line) for line in (made.home / "logs" / "kvd.log").read_text().splitlines()]
+    loaded = next(line for line in lines if line["event"] == "loaded")
+    assert loaded["kv_precision"] == "native"
+    end = next(line for line in lines if line["event"] == "end" and line["kind"] == "generate")
+    assert {"kv_bytes", "peak_memory_bytes", "kv_precision"} <= end.keys()

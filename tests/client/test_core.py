@@ -88,6 +88,12 @@ def test_a_reply_runs_from_events_to_its_completion() -> None:
     assert done.logprobs == (TokenLogprob(1, "Hello", -1.0),)
 
 
+def test_a_choice_names_the_stop_string_that_ended_it() -> None:
+    choices = [{**CHOICE, "stop_sequence": "END"}, {**CHOICE, "index": 1}]
+    done = Reply(ask(n=2)).feed(reply("done", {"choices": choices, "stats": {}})).done
+    assert [choice.stop_sequence for choice in done.choices] == ["END", None]
+
+
 def test_choices_come_in_order() -> None:
     choices = [{"index": index, "text": str(index), "finish_reason": "length"} for index in (2, 0, 1)]
     done = Reply(ask(n=3)).feed(reply("done", {"choices": choices, "stats": {}})).done

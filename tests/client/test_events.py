@@ -28,6 +28,8 @@ KINDS: list[tuple[str, dict[str, Any], Event]] = [
     ("tool_call", {"index": 0, "call": {"id": "c1", "name": "look", "arguments": "{}"}},
      Event("tool_call", "r", 0, tool_call=ToolCall("c1", "look", "{}"))),
     ("finish", {"index": 1, "finish_reason": "stop"}, Event("finish", "r", 1, finish_reason="stop")),
+    ("finish", {"index": 0, "finish_reason": "stop", "stop_sequence": "END"},
+     Event("finish", "r", 0, finish_reason="stop", stop_sequence="END")),
 ]  # fmt: skip
 
 

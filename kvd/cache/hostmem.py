@@ -59,6 +59,7 @@ class Generation:
         self.arrays = list(arrays)
         self.height = height
         self._addresses = [address(array) for array in arrays]
+        self._views = [window(at, array.nbytes) for at, array in zip(self._addresses, arrays, strict=True)]
         self._handles = 0
         self._lock = threading.Lock()
 
@@ -77,10 +78,10 @@ class Generation:
     def windows(self, parts: Sequence[Part], first: int, rows: int) -> list[memoryview]:
         """Rows [first, first + rows) of every part, head by head: the order of a shard."""
         found: list[memoryview] = []
-        for part, base in zip(parts, self._addresses, strict=True):
-            for head in range(part.heads):
-                start = base + (head * self.height + first) * part.row_bytes
-                found.append(window(start, rows * part.row_bytes))
+        for part, view in zip(parts, self._views, strict=True):
+            size = part.row_bytes
+            for row in range(first, first + part.heads * self.height, self.height):
+                found.append(view[row * size : (row + rows) * size])
         return found
 
 

@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 from kvd.cache.hostmem import HostBlock
@@ -189,6 +190,7 @@ class Spill:
             self._durable.popitem(last=False)
 
 
+@lru_cache(maxsize=512)
 def tensor_specs(layout: KVLayout, rows: int) -> tuple[TensorSpec, ...]:
     """The tensors of a block of `rows` rows, in the layout's order."""
     return tuple(

@@ -100,7 +100,8 @@ def _preset(name: str) -> dict[str, Any]:
     body, _, group = name.partition("g")
     k, _, v = body.removeprefix("k").partition("v")
     if not (body.startswith("k") and k.isdigit() and v.isdigit() and (group.isdigit() or not group)):
-        raise BadRequest(f"unknown KV precision {name!r}: one of {', '.join(PRESETS)} or a table", name=name)
+        raise BadRequest(f"unknown KV precision {name!r}: one of {', '.join(PRESETS)}, or with layers of their own like "
+                         "k8v4,0-3=k8v8", name=name)  # fmt: skip
     suffix = f"g{group}" if group else ""
     return {side: bits if bits in WHOLE else bits + suffix for side, bits in (("k", k), ("v", v))}
 

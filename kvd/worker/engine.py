@@ -102,9 +102,9 @@ class Engine:
     def committed(self, answer: Committed) -> None:
         self.spill.committed(answer)
 
-    def submit(self, kind: str, id: str, prompt: Prompt, arrival: float, load_s: float = 0.0) -> None:
+    def submit(self, kind: str, id: str, prompt: Prompt, arrival: float) -> None:
         """A prepared request of kind generate, warm or explain."""
-        self.post(lambda: self._submit(kind, id, prompt, arrival, load_s))
+        self.post(lambda: self._submit(kind, id, prompt, arrival))
 
     def cancel(self, id: str, reason: str) -> None:
         self.post(lambda: self._cancel(id, reason))
@@ -166,10 +166,9 @@ class Engine:
 
     # --- requests come and go
 
-    def _submit(self, kind: str, id: str, prompt: Prompt, arrival: float, load_s: float) -> None:
+    def _submit(self, kind: str, id: str, prompt: Prompt, arrival: float) -> None:
         params = prompt.params
         request = Request(id, prompt, self._admission.namespace(self._cache.namespace, params, id), Times(arrival))
-        request.load_s = load_s
         if params.timeout is not None:
             request.deadline = arrival + params.timeout
         if kind == "explain":

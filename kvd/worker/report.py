@@ -55,7 +55,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def stats(request: Request, facts: Facts, stored: int, peak_bytes: int) -> dict[str, Any]:
-    """Contract's `stats`. Of a request that ended before its prefill did, what is left counts neither as cached nor as
+    """Contract's `stats`; the front fills in `load_s`, since it is who waited. Of a request that ended before its prefill did, what is left counts neither as cached nor as
     computed: `prompt_tokens` is then the sum of what was done."""
     cost, times = request.cost, request.times
     completion = sum(len(choice.output) for choice in request.choices)
@@ -81,7 +81,7 @@ def stats(request: Request, facts: Facts, stored: int, peak_bytes: int) -> dict[
         "peak_memory_bytes": peak_bytes,
         "recomputed_tokens": cost.recomputed,
         "kv_precision": facts.kv_precision,
-        "load_s": request.load_s,
+        "load_s": 0.0,
     }
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvclient.errors import KvdError
 from kvd.cache.results import Match
 from kvd.cache.sequence import CachedSequence
 from kvd.messages import LookedUp
@@ -53,10 +52,7 @@ class Request:
     miss_reason: str | None = None
     divergence: Mapping[str, Any] | None = None
     trail: Sequence[tuple[bytes, int]] = ()
-    cancelled: str | None = None
-    """the reason, once it is to end early"""
     kv_rows: int = 0
-    load_s: float = 0.0
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -123,14 +119,6 @@ class Choice:
         if other.stage not in (Stage.LOADING, Stage.PREFILLING) or other.request.namespace != self.request.namespace:
             return False
         return other.rows < common_prefix(self.target, other.target)
-
-
-class Ended(Exception):
-    """A request ends with this typed error."""
-
-    def __init__(self, problem: KvdError) -> None:
-        super().__init__(problem.message)
-        self.problem = problem
 
 
 def nothing(namespace: bytes, block_size: int) -> Match:

@@ -188,8 +188,7 @@ class PagedCache:
         )
 
     def _grow(self, blocks: int) -> bool:
-        if not self._on_bytes(self.pool.growth_bytes(blocks)):
+        if not self._on_bytes(self.pool.growth_bytes(blocks)) or not self.pool.grow(blocks):
             return False
-        self.pool.grow(blocks)
         self.manager.grow(blocks)
         return True

@@ -67,22 +67,37 @@ class KVPool:
                 array[..., move.dst * size : move.dst * size + move.rows, :] = part
             mx.eval(self.arrays)
 
-    def grow(self, blocks: int) -> None:
-        """Enlarge to `blocks`, one array at a time; buffers in use by other threads live until they let go."""
+    def grow(self, blocks: int) -> bool:
+        """Enlarge to `blocks`, one array at a time; buffers in use by other threads live until they let go.
+
+        False where the device has no memory for it; then everything is as it was.
+        """
         generation, self._generation = self._generation, None
         if generation is not None and generation.handles:
             self._retired.append(generation)
         generation = None
-        kept = self.blocks * self.block_size
         self.k.clear()
         self.v.clear()
-        for i, part in enumerate(self.parts):
-            larger = _zeros(part, blocks * self.block_size)
-            larger[..., :kept, :] = self.arrays[i]
-            mx.eval(larger)
-            self.arrays[i] = larger
+        try:
+            self._resize(blocks)
+        except (RuntimeError, MemoryError):
+            self._resize(self.blocks)
+            return False
+        finally:
+            self._index()
         self.blocks = blocks
-        self._index()
+        return True
+
+    def _resize(self, blocks: int) -> None:
+        """Give every array room for `blocks` blocks; its first rows stay."""
+        height = blocks * self.block_size
+        kept = min(self.blocks * self.block_size, height)
+        for i, part in enumerate(self.parts):
+            if self.arrays[i].shape[2] != height:
+                other = _zeros(part, height)
+                other[..., :kept, :] = self.arrays[i][..., :kept, :]
+                mx.eval(other)
+                self.arrays[i] = other
 
     def sweep(self) -> None:
         """Let go of older buffers that nobody uses any more."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from kvd.cache import pool as pool_module
 from kvd.cache.hostmem import address
 from kvd.cache.layout import KVLayout, LayerKV, Precision
 from kvd.cache.paged import forward
 from kvd.cache.placement import Move
 from kvd.cache.pool import KVPool
-from tests.cache.support import BLOCK, ask, model, new_cache, prompt, step, step_batch
+from tests.cache.support import BLOCK, ask, finish, model, new_cache, prompt, same, step, step_batch, stock_logits
 
 
 def where(cache):
@@ -79,6 +80,26 @@ def test_a_pool_that_may_not_grow_evicts_instead():
         sequence.close()
     assert asked and cache.stats.blocks_total == 8
     assert cache.stats.evictions["capacity"] > 0
+
+
+def test_a_device_without_memory_leaves_the_pool_as_it_was(monkeypatch):
+    net = model()
+    cache = new_cache(net, blocks=64, initial=8)
+    tokens = prompt(3 * BLOCK + 2)
+    finish(ask(net, cache, tokens)[1])
+    original, left = pool_module._zeros, iter(range(2))
+
+    def scarce(part, rows):
+        if rows > 8 * BLOCK and next(left, None) is None:
+            raise RuntimeError("[malloc] Unable to allocate")
+        return original(part, rows)
+
+    monkeypatch.setattr(pool_module, "_zeros", scarce)
+    long = prompt(6 * BLOCK, seed=1)
+    assert same(ask(net, cache, long)[0], stock_logits(net, long))
+    assert cache.stats.blocks_total == 8
+    assert {array.shape[2] for array in cache.pool.arrays} == {8 * BLOCK}
+    assert cache.match(tokens).rows > 0 and same(ask(net, cache, tokens[:BLOCK])[0], stock_logits(net, tokens[:BLOCK]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -55,8 +55,8 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def stats(request: Request, facts: Facts, stored: int, peak_bytes: int) -> dict[str, Any]:
-    """Contract's `stats`; the front fills in `load_s`, since it is who waited. Of a request that ended before its prefill did, what is left counts neither as cached nor as
-    computed: `prompt_tokens` is then the sum of what was done."""
+    """Contract's `stats`; the front fills in `load_s`, since it waited. Of a request that ended before its prefill
+    did, what is left counts neither as cached nor as computed."""
     cost, times = request.cost, request.times
     completion = sum(len(choice.output) for choice in request.choices)
     admitted = times.admitted if times.admitted is not None else times.arrival

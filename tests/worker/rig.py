@@ -75,6 +75,13 @@ class Answer:
         with self.told:
             assert self.told.wait_for(lambda: sum(k == kind for k, _ in self.events) >= count, PATIENCE), self.events
 
+    def wait_rows(self, rows: int) -> None:
+        """Until a progress event says that so many rows are there (events that nobody took yet are merged)."""
+        def there() -> bool:
+            return any(kind == "progress" and body["done"] >= rows for kind, body in self.events)
+        with self.told:
+            assert self.told.wait_for(there, PATIENCE), self.events
+
     def end(self) -> Answer:
         assert self.ended.wait(PATIENCE), f"no end of {self.id}: {self.events}"
         return self

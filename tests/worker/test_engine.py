@@ -166,10 +166,10 @@ def _failing_at(rig: Rig, nth: int) -> list[int]:
 
 
 def test_a_cancelled_prefill_resumes_where_it_stopped(rig: Rig) -> None:
-    prompt = ids(64 * 8 + 5, 11)
+    prompt = ids(3000, 11)
     cold = rig.ask(prompt, cache="off")
     running = rig.send(tokens=prompt)
-    running.wait_for("progress", 3)
+    running.wait_rows(64)
     rig.engine.cancel(running.id, "asked")
     body = running.end().body
     assert body["choices"][0]["finish_reason"] == "cancelled"
@@ -193,9 +193,9 @@ def test_timeouts_shorter_than_the_prefill_still_get_there(rig: Rig) -> None:
 
 
 def test_a_cancelled_prefill_is_kept_over_a_restart(rig: Rig) -> None:
-    prompt = ids(64 * 8 + 5, 13)
+    prompt = ids(3000, 13)
     running = rig.send(tokens=prompt)
-    running.wait_for("progress", 3)
+    running.wait_rows(64)
     rig.engine.cancel(running.id, "asked")
     done = running.end().stats["computed_tokens"]
     rig.restart()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvclient.errors import BadRequest
-from kvd.cache.layout import NATIVE, KVLayout, Precision
+from kvd.cache.layout import BITS, NATIVE, KVLayout, Precision
 
 PRESETS = ("native", "k8v8", "k8v6", "k8v5", "k8v4", "k6v6", "k6v4", "k5v4", "k4v4")
 WHOLE = ("native", "16", "32")
@@ -100,8 +100,12 @@ def _preset(name: str) -> dict[str, Any]:
     body, _, group = name.partition("g")
     k, _, v = body.removeprefix("k").partition("v")
     if not (body.startswith("k") and k.isdigit() and v.isdigit() and (group.isdigit() or not group)):
-        raise BadRequest(f"unknown KV precision {name!r}: one of {', '.join(PRESETS)}, or with layers of their own like "
-                         "k8v4,0-3=k8v8", name=name)  # fmt: skip
+        known = ", ".join(PRESETS)
+        raise BadRequest(
+            f"unknown KV precision {name!r}: one of {known}, or with layers of their own like k8v4,0-3=k8v8", name=name
+        )
+    if wrong := [bits for bits in (k, v) if bits not in WHOLE and int(bits) not in BITS]:
+        raise BadRequest(f"KV precision {name!r}: {wrong[0]} bits; there are {', '.join(map(str, BITS))}", name=name)
     suffix = f"g{group}" if group else ""
     return {side: bits if bits in WHOLE else bits + suffix for side, bits in (("k", k), ("v", v))}
 

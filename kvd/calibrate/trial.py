@@ -5,6 +5,7 @@ Owned by the thread that loaded the model, like everything of mlx.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Prefilled:
 
 def prefill(means: Means, layout: KVLayout, material: Material) -> Prefilled:
     """The prefix, chunk by chunk on the worker's grid, into a pool of this layout that is as large as the text."""
-    mx.clear_cache()
+    let_go()
     before = mx.get_active_memory()
     cache, sequence = _open(means, layout, material)
     pool_bytes = mx.get_active_memory() - before
@@ -70,6 +71,7 @@ def prefill(means: Means, layout: KVLayout, material: Material) -> Prefilled:
 
 def transplant(means: Means, layout: KVLayout, material: Material, native: Prefilled) -> Prefilled:
     """The prefix as native KV has it, quantised once into a pool of this layout: no row goes through the model."""
+    let_go()
     cache, sequence = _open(means, layout, material)
     rows, size = len(material.prefix), means.block
     sequence.reserve(rows)
@@ -85,6 +87,12 @@ def transplant(means: Means, layout: KVLayout, material: Material, native: Prefi
             mx.eval(want.parts)
     sequence.advance(material.prefix)
     return Prefilled(cache, sequence, 0, 0, 0.0)
+
+
+def let_go() -> None:
+    """Give back the pool of the trial before: caches and sequences refer to each other, so only the collector does."""
+    gc.collect()
+    mx.clear_cache()
 
 
 def window(means: Means, filled: Prefilled, tokens: Sequence[int]) -> mx.array:

@@ -5,6 +5,7 @@ KV is synthetic: neither bytes nor time depend on its values.
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import sys
@@ -19,7 +20,9 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from kvd.cache import precision
 from kvd.cache.check import check
 from kvd.cache.inspection import inspect_layout
+from kvd.cache.layout import KVLayout
 from kvd.cache.paged import CachedSequence, PagedCache, forward
+from kvd.cache.paths import Paths
 from kvd.models.load import load
 
 BLOCK = 256
@@ -44,9 +47,12 @@ class Bench:
     def memory(self, kv: str, tokens: int) -> dict[str, Any]:
         """Bytes per token by the formula and by mlx's count of what the pool took; and the most that the last chunk of
         a prefill of `tokens` tokens holds beyond the weights, the pool included."""
+        layout = precision.apply(self.native, kv)
+        paths = check(self.model, layout, BLOCK, self.architecture).paths
+        gc.collect()  # caches and sequences refer to each other
         mx.clear_cache()
         before = mx.get_active_memory()
-        cache, sequence = self._filled(kv, tokens - CHUNK, tokens)
+        cache, sequence = self._filled(layout, paths, tokens - CHUNK, tokens)
         held = mx.get_active_memory() - before
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -76,11 +82,10 @@ class Bench:
         ratio = statistics.median(a / b for a, b in zip(mine, slowest, strict=True))
         return {"ours": statistics.median(mine), "stock": statistics.median(slowest), "ratio": ratio}
 
-    def _filled(self, kv: str, rows: int, expected: int) -> tuple[PagedCache, CachedSequence]:
-        layout = precision.apply(self.native, kv)
+    def _filled(self, layout: KVLayout, paths: Paths, rows: int, expected: int) -> tuple[PagedCache, CachedSequence]:
         blocks = -(-expected // BLOCK)
         cache = PagedCache(layout, BLOCK, blocks, initial_blocks=blocks, namespace=bytes(16))
-        cache.paths = check(self.model, layout, BLOCK, self.architecture).paths
+        cache.paths = paths
         for layer, (k, v) in zip(layout.layers, zip(cache.pool.k, cache.pool.v, strict=True), strict=True):
             for side, dim in ((k, layer.k_dim), (v, layer.v_dim)):
                 new = mx.random.normal((1, layer.kv_heads, rows, dim)).astype(getattr(mx, layout.dtype))
@@ -93,7 +98,9 @@ class Bench:
         return cache, sequence
 
     def _ours(self, kv: str, position: int, rounds: int) -> Callable[[], None]:
-        cache, sequence = self._filled(kv, position, position + rounds + WARM + 1)
+        layout = precision.apply(self.native, kv)
+        paths = check(self.model, layout, BLOCK, self.architecture).paths
+        cache, sequence = self._filled(layout, paths, position, position + rounds + WARM + 1)
 
         def step() -> None:
             sequence.reserve(1)

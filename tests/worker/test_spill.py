@@ -44,13 +44,6 @@ def test_a_failed_read_is_a_miss_from_there_on(call: str, error: str) -> None:
         assert rig.ask(prompt).logprobs == cold.logprobs
 
 
-def test_a_write_that_fails_once_is_made_good_before_the_answer_is_done() -> None:
-    faults = Faults("fsync", 2, "EIO")
-    with Rig(files=lambda: FaultyFiles(faults)) as rig:
-        assert rig.ask(ids(4 * B, 1)).stats["stored_tokens"] >= 4 * B
-        assert faults.fired == 1
-
-
 def test_a_disk_that_takes_nothing_delays_no_answer_and_blocks_are_dropped_with_a_reason() -> None:
     with Rig() as rig:
         rig.hold_writes.set()

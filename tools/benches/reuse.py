@@ -59,6 +59,7 @@ def at_length(length: int, models: Path, repeat_bar: str, restart_bar: str) -> l
             ask(client, ids[:64])  # warm the process, not the prompt: a different first token follows
             ids = [ids[0] + 1, *ids[1:]]
             cold, cold_stats = ask(client, ids)
+            stock_cold = stock.ask(what="prefill", offset=0, rows=length, chunk=CHUNK)["seconds"]
             repeats = [ask(client, ids) for _ in range(ROUNDS)]
             kept = length - length // 10
             changed, stock_seconds = [], []
@@ -76,7 +77,9 @@ def at_length(length: int, models: Path, repeat_bar: str, restart_bar: str) -> l
     restart = statistics.median(s for s, _ in restarts)
     tail_s = statistics.median(s for s, _ in changed)
     return [
-        row(f"{length}: cold", cold, "s", stats=[cold_stats]),
+        row(f"{length}: cold, against mlx-lm", cold, "s", baseline=stock_cold, stats=[cold_stats]),
+        row(f"{length}: repeated, against mlx-lm's cold", repeat, "s", baseline=stock_cold),
+        row(f"{length}: restarted, against mlx-lm's cold", restart, "s", baseline=stock_cold),
         row(f"{length}: repeated", repeat, "s", baseline=cold, bar=repeat_bar, stats=[s for _, s in repeats]),
         row(
             f"{length}: repeated, computed",

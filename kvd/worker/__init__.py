@@ -18,5 +18,5 @@
     fetch       which stored blocks to bring in                planner     load or compute again? (pure)
 
 A request: service prepares it -> engine queues it, asks the front what is stored -> admit matches memory, fetch
-restores the rest -> chunks of prefill, the last row alone -> tokens in batches -> finish stores the tail, waits, says done.
+restores the rest -> chunks of prefill, the last row alone -> tokens in batches -> finish stores the tail, says done.
 """

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ class Browser:
         command = [program, *FLAGS, f"--user-data-dir={self._folder}", "about:blank"]
         self._process = subprocess.Popen(
             [sys.executable, "-c", SHIM, str(read), str(write), *command],
-            pass_fds=(read, write), stderr=subprocess.DEVNULL,
+            pass_fds=(read, write), stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         os.close(read)
         os.close(write)
@@ -65,7 +66,7 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)  # its helpers too: they would write into the folder again
         self._process.wait()
         os.close(self._read)
         os.close(self._write)

@@ -275,6 +275,17 @@ def test_a_shard_that_vanished_is_a_miss_from_there_on(rig: Rig) -> None:
     same(cold, again)
 
 
+def test_where_computing_is_measured_to_be_faster_than_loading_it_is_computed_and_said(rig: Rig) -> None:
+    prompt = ids(6 * B, 29)
+    cold = rig.ask(prompt)
+    rig.restart()
+    rig.on_engine(lambda: (rig.engine.rates.restored(1 << 24, 1000.0), rig.engine.rates.prefilled(0, 64, 0.001)))
+    again = rig.ask(prompt)
+    assert counts(again) == (6 * B, 0, 0)
+    assert again.stats["miss_reason"] == "recompute_cheaper"
+    same(cold, again)
+
+
 def test_warm_stores_a_prefix_and_computes_no_answer(rig: Rig) -> None:
     prompt = ids(3 * B, 24)
     warmed = rig.send("warm", tokens=prompt).end()

@@ -8,7 +8,7 @@ from typing import Any
 from kvclient import stdio
 from kvclient.bar import Bar
 from kvclient.client import Client
-from kvclient.errors import Cancelled, Internal
+from kvclient.errors import Cancelled, Internal, KvdError
 from kvclient.events import Completion, Event, Stats
 from kvclient.options import Asked
 
@@ -40,16 +40,21 @@ def answer(asked: Asked, body: dict[str, Any]) -> int:
 def _show(stream: Any, bar: Bar, *, quiet: bool) -> tuple[Completion, str]:
     """The completion, and the last character that went to stdout."""
     last = ""
-    for event in stream:
-        if event.kind == "text" and event.text and not quiet:
-            bar.clear()
-            stdio.write(event.text)
-            last = event.text[-1]
-            continue
-        if event.done is not None:
-            return event.done, last
-        _note(event, bar)
-        stdio.check_stdout()
+    try:
+        for event in stream:
+            if event.kind == "text" and event.text and not quiet:
+                bar.clear()
+                last = event.text[-1]  # before it is written: Ctrl-C comes at any place
+                stdio.write(event.text)
+                continue
+            if event.done is not None:
+                return event.done, last
+            _note(event, bar)
+            stdio.check_stdout()
+    except (KvdError, KeyboardInterrupt):
+        if last not in ("", "\n") and stdio.terminal():
+            stdio.write("\n")  # or what comes next sticks to half an answer
+        raise
     raise Internal("the stream ended without an answer")
 
 
@@ -77,7 +82,7 @@ def figures(stats: Stats) -> str:
         f"{stats.cached_ssd_tokens} ssd) + {stats.computed_tokens} computed; "
         f"first token after {stats.ttft_s:.3f} s (queue {stats.queue_s:.3f} s, prefill {stats.prefill_s:.3f} s)",
         f"answer {stats.completion_tokens} tokens at {stats.decode_tokens_per_s:.1f} tokens/s; "
-        f"{stats.stored_tokens} tokens stored; KV {stats.kv_bytes / 1e6:.1f} MB {stats.kv_precision}".rstrip(),
+        f"{stats.stored_tokens} tokens stored; KV {stats.kv_bytes / 2**20:.1f} MiB {stats.kv_precision}".rstrip(),
     ]
     if stats.miss_reason:
         at = stats.first_divergence

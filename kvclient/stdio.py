@@ -39,6 +39,11 @@ def check_stdout() -> None:
         raise StdoutClosed
 
 
+def terminal() -> bool:
+    """Somebody reads the answer as it comes."""
+    return os.isatty(STDOUT)
+
+
 def complain(line: str) -> None:
     error(f"kv: {' '.join(line.split())}\n")
 

@@ -274,6 +274,21 @@ def test_ctrl_c_is_130_and_cancels(daemon: FakeDaemon, running: Any) -> None:
     assert daemon.next("cancel").body == {"id": id}
 
 
+@pytest.mark.parametrize("ends", ["ctrl-c", "an error"])
+def test_half_an_answer_on_a_terminal_ends_its_line(
+    daemon: FakeDaemon, running: Any, terminal: tuple[int, int], ends: str
+) -> None:
+    process = running("hi", events=(("text", {"text": "Hel", "index": 0}),), stdout=terminal[1])
+    id = daemon.next("generate").id
+    assert os.read(terminal[0], 100) == b"Hel"
+    if ends == "ctrl-c":
+        process.send_signal(signal.SIGINT)
+    else:
+        daemon.tell(id, "error", {"code": "timeout", "message": "not done", "details": {}})
+    assert select.select([terminal[0]], [], [], LIMIT_S)[0] and os.read(terminal[0], 100) == b"\r\n"
+    assert process.wait(LIMIT_S) == (130 if ends == "ctrl-c" else 75)
+
+
 def test_ctrl_c_while_stdin_is_read_is_130(running: Any) -> None:
     process = running("hi", stdin=subprocess.PIPE)
     stat = Path(f"/proc/{process.pid}/wchan")

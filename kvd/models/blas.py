@@ -167,8 +167,10 @@ class Measured:
     reason: str
 
 
-def measure(library: Path | None = None, size: int = 256, rounds: int = 5) -> Measured:
-    """Time products of MLX on the CPU and, against them, of `library` itself (some 20 ms in all).
+def measure(library: Path | None = None, size: int = 256, rounds: int = 25) -> Measured:
+    """Time products of MLX on the CPU and, against them, of `library` itself (some 10 ms in all, 250 if it is slow).
+
+    On a busy machine the best of five is still somebody else's time, on either side; of 25 it was right every time.
 
     The verdict comes from the times alone: a preloaded library that does not take effect is seen.
     """

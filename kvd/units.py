@@ -33,12 +33,16 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(count: float) -> str:
-    """Binary units, three significant digits: 1536 -> "1.5 KiB"."""
+    """Binary units, three significant digits, from 1000 on four: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count == int(count) else f"{count:.3g} {unit}"
+            return f"{_short(count)} {unit}"
         count /= 1024
-    return f"{count:.0f} TiB" if count == int(count) else f"{count:.3g} TiB"
+    return f"{_short(count)} TiB"
+
+
+def _short(count: float) -> str:
+    return f"{count:.0f}" if count == int(count) or abs(count) >= 999.5 else f"{count:.3g}"
 
 
 def format_duration(seconds: float) -> str:
@@ -53,7 +57,7 @@ def format_duration(seconds: float) -> str:
 
 def format_age(seconds: float) -> str:
     """A rough age for people: "12s", "3m", "5h", "2d"."""
-    for unit, name in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= unit:
+    for unit, name, half in ((86400, "d", 1800), (3600, "h", 30), (60, "m", 0.5)):
+        if seconds >= unit - half:  # else it would round to "60m"
             return f"{seconds / unit:.0f}{name}"
     return f"{max(0.0, seconds):.0f}s"

@@ -35,6 +35,11 @@ def test_a_round_size_survives_being_shown(count: int, unit: int) -> None:
     assert parse_size(format_size(count * unit)) == count * unit
 
 
+def test_sizes_are_short_and_never_in_powers_of_ten() -> None:
+    shown = [format_size(count) for count in (1536, 999.7 * 2**20, 1020.3 * 2**20, 1.5 * 2**40, 5000.5 * 2**40)]
+    assert shown == ["1.5 KiB", "1000 MiB", "1020 MiB", "1.5 TiB", "5000 TiB"]
+
+
 @given(st.integers(1, 10_000))
 def test_a_duration_survives_being_shown(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
@@ -43,3 +48,4 @@ def test_a_duration_survives_being_shown(seconds: int) -> None:
 
 def test_ages_are_rough() -> None:
     assert [format_age(s) for s in (-1, 12, 200, 20_000, 200_000)] == ["0s", "12s", "3m", "6h", "2d"]
+    assert [format_age(s) for s in (59.4, 59.9, 3599.9, 86_399)] == ["59s", "1m", "1h", "1d"]

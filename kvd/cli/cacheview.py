@@ -17,6 +17,8 @@ Answer = Mapping[str, Any]
 DAMAGED = 70
 _TAGS = re.compile(r"<\|[^<>|]*\|>")
 """of chat templates: noise among the first words"""
+COUNTERS = {"lookups": "prompts looked up", "lookup_hits": "blocks found", "committed": "blocks written"}
+"""of the store, since it was opened, where their names say too little"""
 DEEPEST = 16
 """levels that are indented; a long conversation goes straight down from there"""
 
@@ -42,7 +44,7 @@ def stats(answer: Answer) -> RenderableType:
     if answer.get("quarantined_files"):
         rows.append(["damaged", f"{answer['quarantined_files']} set aside, {format_size(answer['quarantined_bytes'])}"])
     rows += [[f"  {model}", format_size(size)] for model, size in sorted(answer.get("models", {}).items())]
-    rows += [[name, tokens(count)] for name, count in answer.get("counters", {}).items()]
+    rows += [[COUNTERS.get(name, name), tokens(count)] for name, count in answer.get("counters", {}).items()]
     return table(["", ""], rows)
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 
+from kvclient.errors import Busy
+from kvd.home import Home, holder
 from kvd.service import manager
 
 
@@ -24,6 +26,13 @@ def run(args: argparse.Namespace) -> int:
     if args.show:
         print(service.render().decode(), end="")
         return 0
+    home = Home.default()
+    before = holder(home)
     replaced = service.install()
+    if before and holder(home) == before:
+        raise Busy(
+            f"wrote {service.file}, but process {before} serves {home.root} outside of it: "
+            "`kvd stop`, then `kvd install` again", pid=before,
+        )  # fmt: skip
     print(f"{'replaced' if replaced else 'installed'} {service.file}; the daemon runs and starts at login")
     return 0

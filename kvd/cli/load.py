@@ -31,13 +31,13 @@ def run(args: argparse.Namespace) -> int:
         info = client.load(args.model, kv=args.kv, pin=args.pin or None, ttl_s=args.ttl)
     for warning in info.get("warnings", []):
         print(f"kvd: {warning}", file=sys.stderr)
-    parts = [f"{args.model} loaded"]
-    if "load_s" in info:
-        parts.append(f"in {info['load_s']:.1f} s")
+    parts = [f"{args.model} is loaded"]
     if info.get("kv_precision"):
         parts.append(f"· KV {info['kv_precision']}")
     if info.get("weights_bytes"):
         parts.append(f"· weights {format_size(info['weights_bytes'])}")
+    if "load_s" in info:
+        parts.append(f"· loading took {info['load_s']:.1f} s")
     print(" ".join(parts))
     for line in info.get("kv_layers", []):
         print(f"  {line}")

@@ -6,7 +6,7 @@ import pytest
 
 from kvclient.errors import BadRequest
 from kvd.cache.layout import KVLayout, LayerKV, Precision
-from kvd.cache.precision import PRESETS, apply, parse
+from kvd.cache.precision import PRESETS, apply, parse, table_of
 
 DEMO = KVLayout((LayerKV(3, 64, 64),) * 30, "float32")
 
@@ -53,6 +53,12 @@ def test_overrides_name_layers_from_either_end_and_in_ranges():
 def test_a_precision_that_cannot_be_is_refused_by_what_is_wrong(table, names):
     with pytest.raises(BadRequest, match=names):
         apply(KVLayout((LayerKV(2, 64, 64),) * 4, "float32"), table)
+
+
+@pytest.mark.parametrize("text", ["k7v99", "k8v4,0-3=k9v8", "k1v8"])
+def test_bits_that_no_model_takes_are_refused_without_one(text):
+    with pytest.raises(BadRequest, match="bits; there are 2, 3"):
+        table_of(text)
 
 
 def test_heads_that_no_group_divides_are_refused():

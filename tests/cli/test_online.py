@@ -26,7 +26,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 
 def test_load_shows_in_status_top_and_models_until_unload(running: Daemon, capsys: Shown) -> None:
     assert cli.main(["load", "demo", "--pin", "--ttl", "30m"]) == 0
-    assert "demo loaded" in capsys.readouterr().out
+    assert "demo is loaded" in capsys.readouterr().out
     for words in (["status"], ["models"], ["top", "--once", "--every", "10ms"]):
         assert cli.main(words) == 0
         shown = capsys.readouterr().out

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvclient.errors import BadRequest, Internal
+from kvclient.errors import BadRequest, Busy, Internal
 from kvd.cli import main as cli
+from kvd.home import Home, Lock
 from kvd.service.launchd import LABEL, Launchd
 from kvd.service.manager import Manager
 from kvd.service.systemd import Systemd
@@ -185,3 +186,15 @@ def test_the_verbs_install_print_and_uninstall(machine: Path, capsys: pytest.Cap
     assert "removed" in capsys.readouterr().out
     assert cli.main(["uninstall"]) == 0
     assert "nothing was installed" in capsys.readouterr().out
+
+
+def test_a_daemon_outside_the_service_is_told_to_stand_in_its_way(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home.default()
+    home.create()
+    with Lock(home):
+        assert cli.main(["install"]) == Busy.exit_code
+    shown = capsys.readouterr()
+    assert shown.out == "" and f"process {os.getpid()}" in shown.err and "kvd stop" in shown.err
+    assert cli.main(["install"]) == 0

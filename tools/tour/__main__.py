@@ -21,6 +21,7 @@ from tour.ask import Asked, ask, ask_shell
 from tour.document import Counter, Exam
 
 MODEL = "demo"
+REPEATS = 9
 FAILED, INTERRUPTED = 1, 130
 Say = Callable[[str], None]
 
@@ -84,9 +85,9 @@ def tour(home: Path, say: Say) -> tuple[list[Row], dict[str, Asked]]:
             say(f"cold: {document.FIRST}")
             asked["cold"] = ask(client, MODEL, exam, document.FIRST)
             say(f"  {asked['cold'].text}")
-            say("the same again, three times, at once")
-            repeats = [ask(client, MODEL, exam, document.FIRST) for _ in range(3)]
-            asked["repeated"] = sorted(repeats, key=lambda one: one.ttft)[1]
+            say(f"the same again, {REPEATS} times, up to its first token; the median counts")
+            repeats = [ask(client, MODEL, exam, document.FIRST, tokens=1) for _ in range(REPEATS)]
+            asked["repeated"] = sorted(repeats, key=lambda one: one.ttft)[REPEATS // 2]
             say(f"another question: {document.OTHER}")
             asked["other question"] = ask(client, MODEL, exam, document.OTHER)
             say(f"kv {document.SHELL_FIRST!r} < {document.DOCUMENT.name}")

@@ -31,11 +31,11 @@ class Asked:
         return int(self.stats["computed_tokens"])
 
 
-def ask(client: Client, model: str, exam: Exam, question: str) -> Asked:
+def ask(client: Client, model: str, exam: Exam, question: str, tokens: int = ANSWER) -> Asked:
     began = time.perf_counter()
     ttft = None
     text = ""
-    options: dict[str, Any] = {"max_tokens": ANSWER, "temperature": 0.0}
+    options: dict[str, Any] = {"max_tokens": tokens, "temperature": 0.0}
     for event in client.stream(model, messages=exam.messages(question), **options):
         if ttft is None and event.kind in ("text", "reasoning", "done"):
             ttft = time.perf_counter() - began

@@ -1,0 +1,86 @@
+"""Refusals and errors of `/v1/chat/completions`, as the official SDK meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvclient.errors import Busy, ContextLengthExceeded, Internal
+from tests.gateway.conftest import Served
+from tests.gateway.test_chat import HELLO, client
+
+Serve = Callable[..., Served]
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "status"),
+    [
+        (ContextLengthExceeded("too long: 9 of 8", prompt=9, limit=8, reusable_prefix=0), openai.BadRequestError, 400),
+        (Busy("64 wait", waiting=64, limit=64), openai.RateLimitError, 429),
+        (Internal("oh"), openai.InternalServerError, 500),
+    ],
+)
+def test_errors_of_the_daemon_have_their_status_also_when_streaming(
+    serve: Serve, problem: Any, kind: type[openai.APIStatusError], status: int
+) -> None:
+    sdk = client(serve(lambda body, model: [("queued", {"position": 0}), problem]))
+    for stream in (False, True):
+        with pytest.raises(kind) as caught:
+            sdk.chat.completions.create(model="demo", messages=HELLO, stream=stream)
+        assert caught.value.status_code == status
+        assert caught.value.body["message"] == problem.message  # type: ignore[index]
+        assert caught.value.body.get("details", {}) == problem.details  # type: ignore[union-attr]
+
+
+def test_an_error_after_the_first_token_ends_the_stream_with_it(serve: Serve) -> None:
+    sdk = client(serve(lambda body, model: [("text", {"text": "a", "index": 0}), Internal("the worker died")]))
+    with pytest.raises(openai.APIError, match="the worker died"):
+        list(sdk.chat.completions.create(model="demo", messages=HELLO, stream=True))
+
+
+def test_an_unknown_model_is_not_found(serve: Serve) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client(serve()).chat.completions.create(model="nope", messages=HELLO)
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 99.0}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"n": 100000000}, "n"),
+        ({"stop": [""]}, "stop"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"stream_options": 3}, "stream_options"),
+        ({"max_tokens": -1}, "max_tokens"),
+    ],
+)
+def test_a_bad_field_is_refused_by_name_before_anything_is_asked(serve: Serve, change: Any, field: str) -> None:
+    served = serve()
+    body = {"model": "demo", "messages": HELLO, **change}
+    reply = httpx.post(served.url + "/v1/chat/completions", json=body, timeout=20)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert str(error["param"]).startswith(field), error
+    assert served.daemon.asked == []
+
+
+def test_fields_without_a_meaning_here_are_named_in_the_reply(serve: Serve) -> None:
+    body = {"model": "demo", "messages": HELLO, "parallel_tool_calls": True, "frobnicate": 1, "user": "me"}
+    reply = httpx.post(serve().url + "/v1/chat/completions", json=body, timeout=20).json()
+    assert reply["kvd"]["ignored"] == ["frobnicate", "parallel_tool_calls"]

@@ -118,7 +118,8 @@ class Loader:
         await self._host.make_room(slot, wanted.weights(backend, ledger.budget) + wanted.pool)
         available = ledger.free
         weights = wanted.weights(backend, available)
-        initial = max(wanted.pool, min(config.cache.pool_initial, available - weights))
+        largest = config.cache.pool if config.cache.pool is not None else available
+        initial = max(wanted.pool, min(config.cache.pool_initial, available - weights, largest))
         ledger.reserve(name, weights, initial)
         most = ledger.budget - weights  # what of it is free at a time, the ledger says when the pool asks to grow
         run = next(self._runs)

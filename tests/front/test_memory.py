@@ -120,6 +120,13 @@ def test_an_unused_model_goes_after_its_time_to_live_and_a_pinned_one_stays() ->
         assert made.count("kvd_models_unloaded_total", "ttl") == 1
 
 
+def test_the_limit_of_a_pool_holds_from_the_start_where_it_is_below_the_usual_first_size() -> None:
+    with daemon("cache.pool=50000", models=("a",)) as made, made.client() as client:
+        loaded = client.call("load", {"model": "a"})
+        assert loaded["pool_limit"] == 50_000
+        assert made.status()["memory"]["used_bytes"] == 50_000 + 4_000
+
+
 def test_a_pool_grows_by_asking_until_the_budget_is_used_up_by_all_models_together() -> None:
     flags = ("memory.limit=200000", "cache.pool_initial=40000")
     with daemon(*flags, models=("a", "b")) as made, made.client() as client:

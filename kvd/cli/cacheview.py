@@ -57,7 +57,7 @@ def tree(answer: Answer) -> RenderableType:
         rows.append(node_row(node, depth))
         waiting += [(child, depth + 1) for child in reversed(node["children"])]
     if not rows:
-        return "nothing is stored yet"
+        return "nothing is stored"
     columns = ["MODEL", "PREFIX", "TOKENS", "BYTES", "HITS", "LAST USE", "PIN", "CHAIN"]
     return table(columns, rows, right=["TOKENS", "BYTES", "HITS"])
 

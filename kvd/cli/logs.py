@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from kvclient.errors import BadRequest
+from kvd.cli.usage import Usage
 from kvd.home import Home
 
 _POLL_S = 0.2
@@ -28,7 +29,7 @@ _POLL_S = 0.2
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on with new lines until Ctrl-C")
-    parser.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="how many old lines (default: 50)")
+    parser.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="how many old lines (default: 50)")
     parser.add_argument("--request", metavar="ID", help="only lines of this request")
     parser.add_argument("--json", action="store_true", help="the lines as they are")
     parser.add_argument("--workers", action="store_true", help="list and print the logs of workers instead")
@@ -36,6 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     logs = Home.default().logs
+    for option in ("follow", "request", "json") if args.workers else ():
+        if getattr(args, option):
+            raise Usage(f"logs --workers takes no --{option}")
     if args.workers:
         return _workers(logs, args.lines)
     path = logs / "kvd.log"
@@ -45,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         kept: deque[str] = deque((line for line in file if _wanted(line, args.request)), maxlen=args.lines)
         for line in kept:
             _show(line, args.json)
+        if args.request and args.lines and not kept and not args.follow:
+            raise BadRequest(f"no line of request {args.request!r} in {path}", request=args.request)
         if args.follow:
             for line in follow(file, path):
                 if _wanted(line, args.request):
@@ -74,6 +80,12 @@ def readable(line: str) -> str:
     when = str(fields.pop("timestamp", ""))[:19].replace("T", " ")
     level, event = str(fields.pop("level", "")), str(fields.pop("event", ""))
     return f"{when} {level:<7} {event}" + "".join(f"  {name}={value}" for name, value in fields.items())
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
+    return int(text)
 
 
 def _wanted(line: str, request: str | None) -> bool:

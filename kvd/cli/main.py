@@ -75,7 +75,9 @@ def _module(verb: str) -> ModuleType:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        if len(words) > 1 and words[0] == "help" and words[1] in VERBS:
+        if len(words) > 1 and words[0] == "help":
+            if words[1] not in VERBS:
+                return _unknown(words[1])
             parser_of(words[1]).print_help()
             return 0
         print(_help(), file=sys.stdout if words else sys.stderr)
@@ -91,11 +93,15 @@ def _dispatch(words: list[str]) -> int:
 
         return completion.print_script(rest)
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        print(f"kvd: no verb {verb!r}{f'; did you mean {near[0]}?' if near else ''} (see kvd --help)", file=sys.stderr)
-        return USAGE
+        return _unknown(verb)
     module = _module(verb)
     return int(module.run(parser_of(verb).parse_args(rest)))
+
+
+def _unknown(verb: str) -> int:
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    print(f"kvd: no verb {verb!r}{f'; did you mean {near[0]}?' if near else ''} (see kvd --help)", file=sys.stderr)
+    return USAGE
 
 
 def _help() -> str:

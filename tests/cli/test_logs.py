@@ -38,5 +38,7 @@ def test_lines_of_one_request_and_stderr_of_workers(
     (tmp_path / "logs/worker-demo-1.log").write_text("Abort trap\n")
     assert cli.main(["logs", "--request", "r1", "-n", "2"]) == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["e3", "e5"]
+    assert cli.main(["logs", "--request", "r7"]) == 65
+    assert "no line of request 'r7'" in capsys.readouterr().err
     assert cli.main(["logs", "--workers"]) == 0
     assert capsys.readouterr().out.splitlines() == ["── worker-demo-1.log", "Abort trap"]

@@ -43,6 +43,9 @@ def test_help_names_every_verb_and_each_verb_explains_itself() -> None:
     ("words", "said"),
     [
         (("statsu",), "did you mean status"),
+        (("help", "statsu"), "did you mean status"),
+        (("logs", "-n", "-3"), "not a number of lines"),
+        (("logs", "--workers", "--json"), "takes no --json"),
         (("load",), "model"),
         (("stop", "--nwo"), "--nwo, did you mean --now?"),
         (("serve", "--memory-limt=8GiB"), "did you mean --memory-limit?"),

@@ -95,7 +95,7 @@ def _dispatch(words: list[str]) -> int:
     if verb not in VERBS:
         return _unknown(verb)
     module = _module(verb)
-    return int(module.run(parser_of(verb).parse_args(rest)))
+    return int(module.run(parser_of(verb).parse_intermixed_args(rest)))
 
 
 def _unknown(verb: str) -> int:

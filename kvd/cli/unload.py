@@ -16,6 +16,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with running() as client:
-        client.unload(args.model)
-    print(f"{args.model} unloaded")
+        was_loaded = client.unload(args.model)["unloaded"]
+    print(f"{args.model} {'unloaded' if was_loaded else 'was not loaded'}")
     return 0

@@ -66,6 +66,21 @@ def test_no_words_show_the_verbs_and_exit_2() -> None:
     assert done.returncode == 2 and done.stderr.startswith("usage: kvd VERB")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("warm", "demo", "-s", "You are terse.", "manual.md", "--pin", "--ttl", "7d"), "manual.md"),
+        (("explain", "demo", "-s", "You are terse.", "manual.md", "--json"), "manual.md"),
+        (("cache", "pin", "--ttl", "7d", "abcdef"), "abcdef"),
+        (("cache", "--json", "import", "none.kvd"), "none.kvd"),
+    ],
+)
+def test_options_may_stand_anywhere(home: Path, words: tuple[str, ...], said: str) -> None:
+    done = kvd(*words)
+    assert (done.returncode, len(done.stderr.splitlines())) == (65, 1), done.stderr
+    assert said in done.stderr
+
+
 def test_version_loads_no_heavy_package() -> None:
     code = (
         "import sys; from kvd.cli.main import main; main(['--version']); "

@@ -35,6 +35,9 @@ def test_load_shows_in_status_top_and_models_until_unload(running: Daemon, capsy
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["demo"]["state"], rows["demo"]["pinned"], rows["demo"]["ttl_s"]) == ("loaded", True, 1800.0)
     assert cli.main(["unload", "demo"]) == 0
+    assert capsys.readouterr().out.endswith("demo unloaded\n")
+    assert cli.main(["unload", "demo"]) == 0
+    assert capsys.readouterr().out == "demo was not loaded\n"
     assert running.model()["state"] == "not loaded"
 
 

@@ -53,6 +53,16 @@ class PrefixIndex:
     def get(self, chain: bytes) -> Entry | None:
         return self._by_chain.get(Chain(chain))
 
+    def below(self, chain: bytes) -> list[bytes]:
+        """Chains of everything known behind a block."""
+        found: list[bytes] = []
+        parents = [Chain(chain)]
+        while parents:
+            children = [entry.chain for entry in self._children.get(parents.pop(), ())]
+            found += children
+            parents += children
+        return found
+
     def add(self, entry: Entry) -> tuple[bool, Entry | None]:
         """Returns (added, superseded). Not added where a known sibling already holds all of its tokens."""
         siblings = self._children.setdefault(entry.parent, [])

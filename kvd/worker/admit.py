@@ -85,10 +85,19 @@ class Admission:
 
         def answered(answer: LookedUp) -> None:
             self._spill.known(known, len(answer.hits))
+            self._spill.forget(self._unconfirmed(namespace, tokens, answer))
             handle(answer)
 
         self._answers[number] = answered
         self._outbox.tell(Lookup(number, namespace, known, namespace, tuple(tokens)))
+
+    def _unconfirmed(self, namespace: bytes, tokens: Sequence[int], answer: LookedUp) -> list[bytes]:
+        """Chains that memory has behind a prompt's full blocks and of which the store did not say that it has them: it
+        may have evicted them. Offered again, those that are there after all are refused as such."""
+        child = self._cache.match(tokens, namespace).child
+        if child is None or (answer.child is not None and answer.child.chain == child.chain):
+            return []
+        return [bytes(child.chain), *self._cache.index.below(child.chain)]
 
     def looked_up(self, answer: LookedUp) -> None:
         """The front's answer to a Lookup."""

@@ -36,6 +36,7 @@ from kvd.messages import (
 )
 from kvd.models.fingerprint import identify
 from kvd.models.load import load
+from kvd.store import upkeep
 from kvd.store.base import Limits as StoreLimits
 from kvd.store.base import Refusal
 from kvd.store.files import Files, RealFiles
@@ -145,6 +146,7 @@ class Rig:
         self.hold_lookups = threading.Event()
         """set: lookups are not answered until `release_lookups`"""
         self._lookups: list[LookedUp] = []
+        self._errands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def __enter__(self) -> Rig:
         self.start()
@@ -202,6 +204,8 @@ class Rig:
     def _run_front(self) -> None:
         self.store = Store.open(self.folder / "store", StoreLimits(self._limit))
         while self._wakes.get():
+            while not self._errands.empty():
+                self._errands.get()()
             while (message := self.outbox.take()) is not None:
                 self._answer(to_front(message))
             if self._lookups and not self.hold_lookups.is_set():
@@ -237,6 +241,13 @@ class Rig:
                 store.touched(namespace, chains)
             case PinPath(namespace, chains, ttl_s):
                 store.pin(namespace, chains, ttl_s or None)
+
+    def clear_store(self) -> None:
+        """Drop every block, as `kvd cache clear` does, on the thread that owns the store."""
+        done: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._errands.put(lambda: done.put(sum(1 for _ in upkeep.clear(self.store.core))))
+        self._wakes.put(True)
+        done.get(timeout=PATIENCE)
 
     def release_writes(self) -> None:
         self.hold_writes.clear()

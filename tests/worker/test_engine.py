@@ -103,6 +103,16 @@ def test_resending_at_once_hits_every_time(shared: Rig) -> None:
         assert counts(shared.ask(prompt, max_tokens=1, durable_wait_ms=0))[0] == 1
 
 
+@pytest.mark.parametrize("length", [2 * B + 20, 3 * B - 2])
+def test_what_the_store_has_dropped_is_not_called_stored_but_stored_again(rig: Rig, length: int) -> None:
+    prompt = ids(length, 61)
+    assert rig.ask(prompt).stats["stored_tokens"] == length + 3
+    rig.clear_store()
+    assert rig.ask(prompt).stats["stored_tokens"] == length + 3  # memory still had it
+    rig.restart()
+    assert rig.ask(prompt).stats["cached_ssd_tokens"] == length - 1
+
+
 def test_reads_are_right_while_the_writer_is_held(rig: Rig) -> None:
     prompt = ids(3 * B + 2, 3)
     rig.hold_writes.set()

@@ -1,5 +1,5 @@
-"""F4 on the demo model, through the real daemon: a needle at 60 % depth is found cold, from memory and from SSD at every
-precision that can keep it, and what another precision stored is never used.
+"""F4 on the demo model, through the real daemon: a needle at 60 % depth is found cold, from memory and from SSD at
+every precision that can keep it, and what another precision stored is never used.
 
 k4v4 is the one that cannot: calibration fails it on this model, and it loses a digit of the needle here too. A hit then
 gives the same wrong answer as the cold pass."""

@@ -20,7 +20,10 @@ from kvd.cache.paged import CachedSequence, PagedCache, forward
 from kvd.models.load import load
 
 BLOCK = 256
-WARM = 3
+BURST = 5
+"""steps of one before the other's turn"""
+WARM = 1
+"""rounds"""
 
 
 def main() -> None:
@@ -29,9 +32,10 @@ def main() -> None:
         print(json.dumps(compare(model, **json.loads(line))), flush=True)
 
 
-def compare(model: Any, lengths: list[int], shared: bool, steps: int) -> dict[str, Any]:
-    """Seconds per step of a batch with `lengths` rows, of both and of ours one at a time; blocks of ours in use."""
-    spare = steps + WARM + 8
+def compare(model: Any, lengths: list[int], shared: bool, rounds: int) -> dict[str, Any]:
+    """Seconds per step of a batch with `lengths` rows: ours, BatchGenerator's and ours one at a time; the median over
+    rounds of the faster of those to ours; blocks of ours in use."""
+    spare = 2 * (rounds + WARM) * BURST + 8
     layout = inspect_layout(model)
     blocks = sum(-(-(n + spare) // BLOCK) for n in (lengths[:1] if shared else lengths)) + 2 * len(lengths)
     cache = PagedCache(layout, BLOCK, blocks, initial_blocks=blocks, namespace=bytes(16))
@@ -43,16 +47,15 @@ def compare(model: Any, lengths: list[int], shared: bool, steps: int) -> dict[st
             sequences.append(sequences[0].fork())
             continue
         sequences.append(filled(cache, rows, spare, index, stock if shared else [stock[index]]))
-    ours, theirs = paged(model, cache, sequences), generator(model, stock, steps + WARM + 2)
-    together, batch = in_turn(ours, theirs, steps)
-    used = cache.stats.blocks_live
-    alone: list[float] = []
-    if not shared:
-        for sequence in sequences:
-            alone.append(statistics.median(in_turn(paged(model, cache, [sequence]), None, 3)[0]))
+    steps_of = [paged(model, cache, sequences), generator(model, stock, (rounds + WARM) * BURST + 2)]
+    if len(lengths) > 1 and not shared:
+        singles = [paged(model, cache, [sequence]) for sequence in sequences]
+        steps_of.append(lambda: [step() for step in singles] and None)
+    took = in_turn(steps_of, rounds)
     return {
-        "ours": statistics.median(together), "stock": statistics.median(batch), "alone": sum(alone), "blocks": used,
-        "ratio": statistics.median(b / a for a, b in zip(together, batch, strict=True)),
+        "ours": statistics.median(took[0]), "others": [statistics.median(other) for other in took[1:]],
+        "blocks": cache.stats.blocks_live,
+        "ratio": statistics.median(min(rest) / mine for mine, *rest in zip(*took, strict=True)),
     }  # fmt: skip
 
 
@@ -76,13 +79,14 @@ def filled(cache: PagedCache, rows: int, spare: int, seed: int, stock: list[list
 
 def paged(model: Any, cache: PagedCache, sequences: list[CachedSequence]) -> Callable[[], None]:
     def step() -> None:
-        for sequence in sequences:
-            sequence.reserve(1)
-        logits = forward(model, cache, [(sequence, [5]) for sequence in sequences])
-        assert logits is not None
-        mx.eval(mx.argmax(logits, axis=-1))
-        for sequence in sequences:
-            sequence.advance([5])
+        for _ in range(BURST):
+            for sequence in sequences:
+                sequence.reserve(1)
+            logits = forward(model, cache, [(sequence, [5]) for sequence in sequences])
+            assert logits is not None
+            mx.eval(mx.argmax(logits, axis=-1))
+            for sequence in sequences:
+                sequence.advance([5])
 
     return step
 
@@ -93,22 +97,23 @@ def generator(model: Any, stock: list[list[KVCache]], most: int) -> Callable[[],
     made.insert([[5]] * count, caches=stock)
 
     def step() -> None:
-        made.next_generated()
+        for _ in range(BURST):
+            made.next_generated()
+        mx.synchronize(made.stream)  # it computes a step ahead: none may run beside others' steps
 
     return step
 
 
-def in_turn(
-    first: Callable[[], None], second: Callable[[], None] | None, steps: int
-) -> tuple[list[float], list[float]]:
-    took: tuple[list[float], list[float]] = ([], [])
-    for index in range(steps + WARM):
-        for step, into in zip((first, second), took, strict=True):
-            if step is not None:
-                begin = time.perf_counter()
-                step()
-                if index >= WARM:
-                    into.append(time.perf_counter() - begin)
+def in_turn(steps_of: list[Callable[[], None]], rounds: int) -> list[list[float]]:
+    """Seconds per step of each, one after the other in every round, in turned order: drift hits all alike."""
+    took: list[list[float]] = [[] for _ in steps_of]
+    for index in range(rounds + WARM):
+        turn = list(zip(steps_of, took, strict=True))
+        for step, into in turn if index % 2 else reversed(turn):
+            begin = time.perf_counter()
+            step()
+            if index >= WARM:
+                into.append((time.perf_counter() - begin) / BURST)
     return took
 
 

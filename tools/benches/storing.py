@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-import psutil
-
+from benches.cpu import cpu_seconds, processes
 from benches.reuse import real_text_ids
 from benches.rows import Row, median_ratio, paired, row
 from rig.daemon import Daemon, demo_models, short_home
@@ -18,15 +17,14 @@ def run() -> list[Row]:
     ids = real_text_ids(models, LENGTH)
     with short_home(models) as home, Daemon(home) as daemon, daemon.client() as client:
         client.load("demo")
-        assert daemon.process is not None
-        processes = [psutil.Process(pid) for pid in (daemon.process.pid, *daemon.worker_pids())]
+        these = processes(daemon)
         numbers = iter(range(1000, 2000))
 
         def prefill(mode: str) -> float:
             prompt = [next(numbers), *ids[1:]]  # nothing in common with any before
-            before = _cpu(processes)
+            before = cpu_seconds(these)
             client.generate("demo", tokens=prompt, max_tokens=1, temperature=0.0, cache=mode, durable_wait_ms=20_000)
-            return _cpu(processes) - before
+            return cpu_seconds(these) - before
 
         prefill("use"), prefill("read")
         stored, plain = paired(lambda: prefill("use"), lambda: prefill("read"), ROUNDS)
@@ -36,7 +34,3 @@ def run() -> list[Row]:
         row(f"prefill of {LENGTH}: median ratio of {ROUNDS} pairs", median_ratio(stored, plain), "ratio",
             bar="<= 1.03", of="value"),
     ]  # fmt: skip
-
-
-def _cpu(processes: list[psutil.Process]) -> float:
-    return sum(p.cpu_times().user + p.cpu_times().system for p in processes)

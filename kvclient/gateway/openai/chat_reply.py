@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvclient.errors import KvdError
 from kvclient.events import Choice, Completion, Event
 from kvclient.gateway.ask import Ask
-from kvclient.gateway.openai.errors import error_body
+from kvclient.gateway.openai.stream import DONE, ChunkStream
 from kvclient.gateway.openai.usage import call, chat_logprobs, usage
-from kvclient.gateway.problems import status_of
-from kvclient.gateway.shape import about, comment, to_json
-
-DONE = b"data: [DONE]\n\n"
+from kvclient.gateway.shape import about, to_json
 
 
-class ChatReply:
-    """The finish reason goes out when the text has ended; `usage` alone waits for the end of the request."""
+class ChatReply(ChunkStream):
+    """One chat completion, as a whole or as a stream."""
 
     def __init__(self, ask: Ask, id: str, created: int) -> None:
-        self.ask = ask
         self._top = {"id": f"chatcmpl-{id}", "created": created, "model": ask.model}
         chunk = {**self._top, "object": "chat.completion.chunk", "system_fingerprint": None}
         # A chunk differs from the next in its choices only: what surrounds them is encoded once.
         nothing = {"usage": None} if ask.usage else {}
         self._head = f"data: {to_json(chunk)[:-1]},\"choices\":["
         self._tail = f"]{',' + to_json(nothing)[1:-1] if nothing else ''}}}\n\n"
-        self._open: set[int] = set(range(ask.n))
+        super().__init__(ask, {**self._top, "object": "chat.completion.chunk"}, ask.n)
         self._calls: dict[int, int] = {}
-        self.complete = False
 
     def begin(self, event: Event) -> bytes:
         return b"".join(self._delta(index, {"role": "assistant", "content": ""}) for index in range(self.ask.n))
@@ -47,24 +41,6 @@ class ChatReply:
         if event.finish_reason is not None:
             return self._finish(event.index, event.finish_reason)
         return b""
-
-    def keep_alive(self, event: Event) -> bytes:
-        return comment(event)
-
-    def end(self, done: Completion) -> bytes:
-        if self.complete:
-            return b""
-        late = [choice for choice in done.choices if choice.index in self._open]
-        parts = [self._finish(choice.index, choice.finish_reason) for choice in late]
-        if self.ask.usage:
-            last = {**self._top, "object": "chat.completion.chunk", "choices": []}
-            last |= {"usage": usage(done.stats), "kvd": about(done.stats, self.ask)}
-            parts.append(f"data: {to_json(last)}\n\n".encode())
-        self.complete = True
-        return b"".join(parts) + (DONE if self.ask.usage else b"")
-
-    def fail(self, problem: KvdError) -> bytes:
-        return f"data: {to_json(error_body(problem, status_of(problem)))}\n\n".encode()
 
     def whole(self, done: Completion) -> dict[str, Any]:
         return {

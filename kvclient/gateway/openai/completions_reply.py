@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvclient.errors import KvdError
 from kvclient.events import Completion, Event
 from kvclient.gateway.ask import Ask
-from kvclient.gateway.openai.chat_reply import DONE
-from kvclient.gateway.openai.errors import error_body
+from kvclient.gateway.openai.stream import DONE, ChunkStream
 from kvclient.gateway.openai.usage import text_logprobs, usage
-from kvclient.gateway.problems import status_of
-from kvclient.gateway.shape import about, comment, to_json
+from kvclient.gateway.shape import about, to_json
 
 
-class CompletionsReply:
+class CompletionsReply(ChunkStream):
     """Reasoning is part of a raw completion's text: nothing splits it off here."""
 
     def __init__(self, ask: Ask, id: str, created: int) -> None:
-        self.ask = ask
         self._top = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": ask.model}
-        self._open = set(range(ask.n * len(ask.bodies)))
+        super().__init__(ask, self._top, ask.n * len(ask.bodies))
         self._lengths: dict[int, int] = {}
-        self.complete = False
 
     def begin(self, event: Event) -> bytes:
         if not self.ask.echo:
@@ -37,23 +32,6 @@ class CompletionsReply:
         if event.finish_reason is not None:
             return self._finish(event.index, event.finish_reason)
         return b""
-
-    def keep_alive(self, event: Event) -> bytes:
-        return comment(event)
-
-    def end(self, done: Completion) -> bytes:
-        if self.complete:
-            return b""
-        late = [choice for choice in done.choices if choice.index in self._open]
-        parts = [self._finish(choice.index, choice.finish_reason) for choice in late]
-        if self.ask.usage:
-            last = {**self._top, "choices": [], "usage": usage(done.stats), "kvd": about(done.stats, self.ask)}
-            parts.append(f"data: {to_json(last)}\n\n".encode())
-        self.complete = True
-        return b"".join(parts) + (DONE if self.ask.usage else b"")
-
-    def fail(self, problem: KvdError) -> bytes:
-        return f"data: {to_json(error_body(problem, status_of(problem)))}\n\n".encode()
 
     def whole(self, done: Completion) -> dict[str, Any]:
         choices = [

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from benches.rows import median_ratio, paired
 from kvd.cache.layout import KVLayout, LayerKV
 from kvd.cache.paged import CachedSequence, PagedCache, forward
 from kvd.models.load import load
@@ -33,14 +34,16 @@ def decode(model: Any, position: int, pairs: int) -> dict[str, Any]:
     ours, stock = paged_step(model, position, pairs), stock_step(model, position)
     for _ in range(5):
         ours(), stock()
-    mine, theirs = [], []
-    for index in range(pairs):
-        for step, into in ((ours, mine), (stock, theirs)) if index % 2 else ((stock, theirs), (ours, mine)):
-            begin = time.perf_counter()
-            step()
-            into.append(time.perf_counter() - begin)
-    ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+    mine, theirs = paired(lambda: timed(ours), lambda: timed(stock), pairs)
+    ratio = median_ratio(mine, theirs)
     return {"ours": statistics.median(mine), "stock": statistics.median(theirs), "ratio": ratio}
+
+
+def timed(step: Callable[[], None]) -> float:
+    """Seconds."""
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
 
 
 def growth(model: Any, blocks: int, steps: int) -> dict[str, Any]:
@@ -50,11 +53,7 @@ def growth(model: Any, blocks: int, steps: int) -> dict[str, Any]:
         step()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    took = []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        step()
-        took.append(time.perf_counter() - begin)
+    took = [timed(step) for _ in range(steps)]
     return {"seconds": statistics.median(took), "extra_bytes": mx.get_peak_memory() - before}
 
 

@@ -73,13 +73,20 @@ def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> R
         raise UnsupportedModel(
             f"{architecture} does not give its own results with the paged cache: {reason}",
             architecture=architecture, reason=reason,
-        )
+        )  # fmt: skip
     paths = preferences(layout.dtype, block_size, on_cpu())
-    found_ok = replace(
-        paths, view=ok["view"], table=ok["table"], fold=ok["fold"], opaque=ok["opaque"],
-        chunked_from=paths.chunked_from if ok.get("chunk", False) and ok.get("chunked", False) else None,
-    )  # fmt: skip
-    return Report(found_ok, tuple(found))
+    chunked = ok.get("chunk", False) and ok.get("chunked", False)
+    found_ok = replace(paths, opaque=ok["opaque"], chunked_from=paths.chunked_from if chunked else None)
+    return Report(narrowed(found_ok, found, layout), tuple(found))
+
+
+def narrowed(paths: Paths, found: Sequence[PathCheck], layout: KVLayout) -> Paths:
+    """`paths` less what `check_device` found wrong. Quantised rows that no product reads right are put together for
+    each layer of a step instead, one sequence at a time: opaque keys are off then."""
+    ok = {item.path: item.ok for item in found}
+    view, table = ok.get("view", False), ok["table"]
+    readable = layout.native or view or table
+    return replace(paths, view=view, table=table, fold=ok["fold"], opaque=paths.opaque and readable)
 
 
 def query_heads(model: Any, layout: KVLayout) -> int:

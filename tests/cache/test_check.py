@@ -12,10 +12,12 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from kvclient.errors import UnsupportedModel
 from kvd.cache import check as checks
+from kvd.cache import precision
 from kvd.cache.check import check, check_device
 from kvd.cache.hostmem import on_cpu
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.layout import KVLayout, LayerKV, Precision
+from kvd.cache.paged import PagedCache
 from kvd.cache.paths import Paths, preferences
 from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, step_batch, stock_logits
 
@@ -62,6 +64,24 @@ def test_a_view_that_fails_in_the_child_is_off_and_nothing_else(monkeypatch, pro
     report = check(net, inspect_layout(net), BLOCK, "llama")
     assert report.paths == replace(preferences("float32", BLOCK, on_cpu()), view=False)
     assert next(item for item in report.checks if item.path == "view").reason
+
+
+def test_quantised_rows_that_no_product_reads_right_are_put_together(monkeypatch):
+    """MLX 0.32.4 on CUDA multiplies a view of several heads with the first head's rows only."""
+
+    def broken(*args, **options):
+        raise RuntimeError("not for these strides")
+
+    net = model()
+    quantised = precision.apply(inspect_layout(net), "k8v4")
+    for name in ("quantized_matmul", "gather_qmm"):
+        monkeypatch.setattr(mx, name, broken)
+    report = check(net, quantised, BLOCK, "llama")
+    assert (report.paths.view, report.paths.table, report.paths.opaque) == (False, False, False)
+    cache = PagedCache(quantised, BLOCK, 16, initial_blocks=16, namespace=bytes(16))
+    cache.paths = report.paths
+    sequences = [ask(net, cache, prompt(count, seed=count))[1] for count in (9, 2 * BLOCK + 3)]
+    assert step_batch(net, cache, sequences, [5, 6]).shape[0] == 2
 
 
 def test_the_child_finds_this_device_right():

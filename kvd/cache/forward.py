@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from kvd.cache.steps import plan_step
+from kvd.cache.steps import PausedStep, plan_step
 
 if TYPE_CHECKING:
     from kvd.cache.paged import PagedCache
@@ -22,6 +22,7 @@ def forward(
     discard_last: bool = False,
     logits: bool = True,
     inputs: mx.array | None = None,
+    pause: Callable[[], None] | None = None,
 ) -> mx.array | None:
     """One sequence with L tokens (a prefill chunk), or N sequences with one token each (a decode batch).
 
@@ -32,6 +33,8 @@ def forward(
     KV is discarded, nothing is written; no `reserve` and no `advance`.
     inputs: `[N]` ids of a decode batch that are still being computed, instead of those in `batch` (which then only
     count): the pass is put in line behind them.
+    pause: called before every layer but the first, when all before it is computed and nothing of it is in line. It may
+    make passes over other sequences whose rows are reserved; blocks must stay where they are.
     """
     cache.assert_owner()
     tokens = [list(ids) for _, ids in batch]
@@ -42,6 +45,8 @@ def forward(
         rows = [forward(model, cache, [item], logits=logits, inputs=ids) for item, ids in pairs]
         return mx.concatenate([row for row in rows if row is not None]) if logits else None
     step = plan_step(cache, [sequence for sequence, _ in batch], len(tokens[0]), discard_last)
+    if pause is not None:
+        step = PausedStep(cache, step, pause)
     ids = mx.array(tokens) if inputs is None else inputs[:, None]
     out = model(ids, cache=cache.layer_caches(step))
     if not logits:

@@ -61,18 +61,26 @@ class CachedSequence:
             self._runs = found
         return self._runs
 
+    @property
+    def spare(self) -> int:
+        """Rows that `reserve` gives without moving, copying or growing anything."""
+        at, inside = divmod(self.rows, self.cache.block_size)
+        if inside and not self.cache.manager.writable(self._table[at], inside):
+            return 0
+        return len(self._table) * self.cache.block_size - self.rows
+
     # --- growing
 
     def reserve(self, n: int) -> None:
         """Capacity for n further rows, private to this sequence. Raises PoolFull; then nothing has changed."""
         self.cache.assert_owner()
         assert not self.closed and not self._landings
+        if n <= self.spare:
+            return
         manager, size = self.cache.manager, self.cache.block_size
         at, inside = divmod(self.rows, size)
         more = max(0, -(-(self.rows + n) // size) - len(self._table))
-        ready = not inside or not n or manager.writable(self._table[at], inside)
-        if ready and not more:
-            return
+        ready = not inside or manager.writable(self._table[at], inside)
         copy = not ready and manager.needs_copy(self._table[at], inside)
         self.cache.make_room(more + copy, 0 if self._table else self._wanted())
         if not ready:
@@ -115,11 +123,10 @@ class CachedSequence:
 
     # --- sharing
 
-    def adopt(self, match: Match) -> None:
-        """Take references on a match's blocks; stops at one that has gone since the lookup."""
-        size = self.cache.block_size
-        for entry in match.blocks:
-            if not self._take(entry, size):
+    def adopt(self, match: Match, kept: int = 0) -> None:
+        """Take references on a match's blocks behind the first `kept`; stops at one that has gone since the lookup."""
+        for entry in match.blocks[kept:]:
+            if not self._take(entry, self.cache.block_size):
                 break
             self._chains.append(entry.chain)
         else:
@@ -137,14 +144,7 @@ class CachedSequence:
         before = self.rows
         kept = min(len(self._chains), len(match.blocks))
         self._cut(kept)
-        for entry in match.blocks[kept:]:
-            if not self._take(entry, self.cache.block_size):
-                break
-            self._chains.append(entry.chain)
-        else:
-            if match.child is not None:
-                self._take(match.child, match.child_rows)
-        self._straighten()
+        self.adopt(match, kept)
         return self.rows - before
 
     def fork(self) -> CachedSequence:

@@ -9,7 +9,7 @@ bundled   decode: rows that share a prefix are folded into one product; rows on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -105,6 +105,22 @@ class ChunkStep(SingleStep):
 
         handle = OpaqueKV(attend)
         return handle, handle
+
+
+class PausedStep:
+    """A step within which others have their turn, between two layers."""
+
+    def __init__(self, cache: PagedCache, step: Step, pause: Callable[[], None]) -> None:
+        self.offset = step.offset
+        self.opaque = step.opaque
+        self._cache, self._step, self._pause = cache, step, pause
+
+    def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        if layer:
+            mx.eval(keys, values, self._cache.pool.arrays)
+            self._pause()
+            self._cache.layer_caches(self)
+        return self._step.fetch(layer, keys, values)
 
 
 def write(side: Side, written: Sequence[Piece], rows: mx.array) -> None:

@@ -56,17 +56,26 @@ class Computer:
         self.rows_fed = 0
         self._flight: _Flight | None = None
 
-    def chunk(self, choice: Choice, start: int, end: int) -> None:
+    def chunk(self, choice: Choice, start: int, end: int, pause: Callable[[], None] | None = None) -> None:
         """Rows [start, end) of the target, all but the last row of it. Raises PoolFull before anything is computed.
-        After any other failure the sequence is as it was."""
+        After any other failure the sequence is as it was. `pause` is called between layers, see `forward`."""
         seq = choice.seq
         assert seq is not None and seq.rows == start < end < len(choice.target)
         tokens = choice.target[start:end]
         seq.reserve(len(tokens))
         began = time.monotonic()
+        paused = 0.0
+
+        def others() -> None:
+            nonlocal paused
+            at = time.monotonic()
+            assert pause is not None
+            pause()
+            paused += time.monotonic() - at
+
         self.rows_fed += len(tokens)
-        forward(self._model, self._cache, [(seq, tokens)], logits=False)
-        self._rates.prefilled(start, len(tokens), time.monotonic() - began)
+        forward(self._model, self._cache, [(seq, tokens)], logits=False, pause=others if pause else None)
+        self._rates.prefilled(start, len(tokens), time.monotonic() - began - paused)
         self._count(choice, start, end)
         for block in seq.advance(tokens):
             self._published(choice, block)

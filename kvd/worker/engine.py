@@ -156,12 +156,12 @@ class Engine:
         generation, live = self._generation, self._live
         generation.stalled = False
         limits = replace(self._limits, row_s=self.rates.row_s or self._limits.row_s)
-        decision = decide(live.jobs(), limits)
+        decision = decide(live.jobs(), limits, self.rates.prefill_s)
         started = sum(self._start(live.choice(id)) for id in decision.admit if id in live)
         if decoding := [live.choice(id) for id in decision.decode if id in live]:
             generation.decode(decoding, alone=decision.prefill is None and not decision.admit)
         if decision.prefill is not None and decision.prefill.id in live:
-            generation.prefill(live.choice(decision.prefill.id), decision.prefill)
+            generation.prefill(live.choice(decision.prefill.id), decision.prefill, decoding)
         return bool(started or decision.decode or decision.prefill) and not generation.stalled
 
     # --- requests come and go

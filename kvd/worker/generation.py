@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -24,6 +25,8 @@ from kvd.worker.text import Piece, Tokenizer
 UNMEASURED_S: Final = 5.0
 UNMEASURED_ROW_S: Final = 0.05
 """seconds expected of a chunk, and per row of it, before one has been measured: the first may compile kernels"""
+AHEAD: Final = 8
+"""rows for which room is looked for before a chunk within which streams go on; a chunk takes few of their turns"""
 STEP_S: Final = 3.0
 """seconds expected of a decode step, at most"""
 log = structlog.get_logger()
@@ -58,20 +61,24 @@ class Generation:
         self._limits = limits
         self._pulse = pulse
         self._clock = clock
+        self._turn_at = 0.0
+        """when streams had their last step"""
         self.stalled = False
         """the pool is full of blocks that the disk has not taken yet: waiting helps"""
 
-    def prefill(self, choice: Choice, chunk: Chunk) -> None:
-        """One chunk, or the last row with which decoding begins."""
+    def prefill(self, choice: Choice, chunk: Chunk, beside: Sequence[Choice] = ()) -> None:
+        """One chunk, or the last row with which decoding begins. Those in `beside` go on within a long chunk."""
         if choice.stage is not Stage.PREFILLING:
             return  # the decode step before it took its room
         rows = chunk.end - chunk.start
         expected = self._rates.prefill_s(chunk.start, chunk.end)
-        self._pulse("prefill", UNMEASURED_S + rows * UNMEASURED_ROW_S if expected is None else expected)
+        if expected is None:
+            expected = UNMEASURED_S + rows * UNMEASURED_ROW_S
+        self._pulse("prefill", expected)
         with_logits = chunk.end == len(choice.target)
         try:
             if not with_logits:
-                self._computer.chunk(choice, chunk.start, chunk.end)
+                self._computer.chunk(choice, chunk.start, chunk.end, self._pause(choice, rows, beside, expected))
                 self._outbox.event("progress", choice.request.id, report.progress(choice.request))
                 return
             logits = self._computer.last_row(choice)
@@ -82,6 +89,28 @@ class Generation:
             self._broken([choice], problem, f"prefill of {rows} rows")
             return
         self._begin_decode(choice, logits)
+
+    def _pause(self, choice: Choice, rows: int, beside: Sequence[Choice], expected: float) -> Callable[[], None] | None:
+        """What is to happen between the layers of a chunk: the streams beside it have their turn. Raises PoolFull where
+        the chunk itself has no room. Blocks may not move within the chunk, so that room is looked for before it."""
+        if not beside or expected <= self._limits.turn_s:
+            return None
+        assert choice.seq is not None
+        choice.seq.reserve(rows)
+        for one in beside:
+            with suppress(PoolFull):
+                if one.seq is not None:
+                    one.seq.reserve(AHEAD)
+
+        def turn() -> None:
+            if self._clock() - self._turn_at < self._limits.turn_s:
+                return
+            batch = [one for one in beside if one.stage is Stage.DECODING and one.seq is not None and one.seq.spare]
+            if batch:
+                self.decode(batch, alone=False)
+                self._pulse("prefill", expected)
+
+        return turn
 
     def _begin_decode(self, choice: Choice, logits: Any) -> None:
         request, params = choice.request, choice.request.prompt.params
@@ -123,7 +152,7 @@ class Generation:
                 for choice in batch:
                     self.decode([choice], alone=False)
             return
-        now = self._clock()
+        now = self._turn_at = self._clock()
         for choice, one in drawn:
             self._take(choice, one, now)
 

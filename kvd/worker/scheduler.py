@@ -7,7 +7,7 @@ later arrival passes only as long as its own deadline is smaller, which ends aft
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -17,6 +17,8 @@ from kvclient.errors import Busy
 GRID: Final = 64
 """rows; chunks start and end on multiples of it, counted from token 0: products of at least that many rows are
 bit-equal however a prompt is cut (design section 2)"""
+Seconds = Callable[[int, int], float | None]
+"""expected seconds of a chunk of rows [start, end); None: nothing is known yet"""
 CONCESSION_S: Final[Mapping[str, float]] = {"interactive": 0.0, "background": 30.0}
 
 
@@ -47,11 +49,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`chunk` and `small_chunk` in rows per prefill step: the small one while a stream decodes. `max_live` bounds the
-    sequences that hold KV; `max_waiting` the queue. `row_s` is the measured time per prefilled row."""
+    """`chunk`: rows per prefill step. While a stream decodes a step has fewer, where they would take longer than
+    `beside_s`, and the stream has its turn every `turn_s` within it. `max_live` bounds the sequences that hold KV;
+    `max_waiting` the queue. `row_s` is the measured time per prefilled row."""
 
     chunk: int = 512
-    small_chunk: int = GRID
+    beside_s: float = 1.0
+    turn_s: float = 0.25
     max_live: int = 32
     max_waiting: int = 64
     row_s: float = 0.005
@@ -89,7 +93,11 @@ def check_admission(waiting: int, limits: Limits) -> None:
         )  # fmt: skip
 
 
-def decide(jobs: Sequence[Job], limits: Limits) -> Decision:
+def unknown(start: int, end: int) -> float | None:
+    return None
+
+
+def decide(jobs: Sequence[Job], limits: Limits, seconds: Seconds = unknown) -> Decision:
     """One step of the loop: every decoding job gets a token, one prefilling job a chunk."""
     live = sum(1 for job in jobs if job.stage is not Stage.WAITING)
     names = {job.id for job in jobs}
@@ -99,9 +107,21 @@ def decide(jobs: Sequence[Job], limits: Limits) -> Decision:
     chunk = None
     if prefilling:
         first = prefilling[0]
-        size = limits.small_chunk if decoding else limits.chunk
+        size = size_beside(first.rows, limits, seconds) if decoding else limits.chunk
         chunk = Chunk(first.id, first.rows, chunk_end(first.rows, first.total, size))
     return Decision(tuple(job.id for job in waiting[: max(limits.max_live - live, 0)]), decoding, chunk)
+
+
+def size_beside(start: int, limits: Limits, seconds: Seconds) -> int:
+    """Rows of a chunk from `start` while a stream decodes: halves of `chunk`, whose borders are borders of the smaller
+    ones too, down to the grid: below it products would not be bit-equal. Whoever joins waits for its end."""
+    size = limits.chunk
+    while size > GRID:
+        took = seconds(start, start + size)
+        if took is not None and took <= limits.beside_s:
+            return size
+        size = size // 2 // GRID * GRID
+    return GRID
 
 
 def chunk_end(start: int, total: int, size: int) -> int:

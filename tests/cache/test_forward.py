@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import mlx.core as mx
 import pytest
 
+from kvd.cache.hostmem import address
+from kvd.cache.paged import forward
 from tests.cache.support import BLOCK, ask, finish, model, near, new_cache, prefill, prompt, same, step, stock_logits
 
 LENGTHS = [2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 3 * BLOCK + 5, 10 * BLOCK + 3]
@@ -150,6 +153,35 @@ def test_a_chunk_that_fails_half_way_leaves_no_trace(monkeypatch):
     assert same(step(net, cache, sequence, tokens[-1]), stock_logits(net, tokens))
     finish(sequence)
     assert same(ask(net, cache, tokens)[0], stock_logits(net, tokens))
+
+
+@pytest.mark.parametrize("kv", ["native", "k8v8"])
+def test_others_decode_between_the_layers_of_a_chunk_and_both_get_what_they_get_one_after_the_other(kv):
+    net = model(layers=6, head_dim=64)
+    tokens, question, said = prompt(80), prompt(2 * BLOCK, seed=7), prompt(5, seed=8)
+    expected = []
+    for together in (False, True):
+        cache = new_cache(net, kv=kv)
+        _, stream, _ = ask(net, cache, question)
+        stream.reserve(len(said))
+        long = cache.open(tokens, None, expected_rows=len(tokens))
+        long.reserve(len(tokens) - 1)
+        before = [address(array) for array in cache.pool.arrays]
+        steps = iter(said)
+        taken = []
+
+        def pause(steps=steps, taken=taken, cache=cache, stream=stream):
+            taken.append(step(net, cache, stream, next(steps)))
+
+        forward(net, cache, [(long, tokens[:-1])], logits=False, pause=pause if together else None)
+        long.advance(tokens[:-1])
+        if not together:
+            for _ in said:
+                pause()
+        assert [address(array) for array in cache.pool.arrays] == before  # updated in place
+        expected.append(mx.concatenate([*taken, step(net, cache, long, tokens[-1])]))
+    assert len(taken) == 5
+    assert same(*expected)
 
 
 def test_the_cache_belongs_to_one_thread():

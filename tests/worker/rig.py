@@ -291,3 +291,16 @@ def ids(count: int, seed: int = 1, vocab: int = 512) -> list[int]:
         state = (1664525 * state + 1013904223) % 2**32
         found.append(3 + (state >> 8) % (vocab - 3))
     return found
+
+
+def rows_seen(rig: Rig) -> list[int]:
+    """Wrap the model so that every call notes how many rows it was given."""
+    computer = rig.engine._computer
+    model, seen = computer._model, list[int]()
+
+    def spy(tokens: Any, cache: Any) -> Any:
+        seen.append(tokens.size)
+        return model(tokens, cache=cache)
+
+    computer._model = spy
+    return seen

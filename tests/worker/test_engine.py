@@ -13,7 +13,7 @@ import pytest
 
 from kvclient.errors import Busy, ContextLengthExceeded, Internal, OutOfMemory, Timeout
 from kvd.worker.scheduler import Limits
-from tests.worker.rig import Answer, B, Rig, ids
+from tests.worker.rig import Answer, B, Rig, ids, rows_seen
 
 
 @pytest.fixture(scope="module")
@@ -125,25 +125,12 @@ def test_reads_are_right_while_the_writer_is_held(rig: Rig) -> None:
 
 
 def test_computed_tokens_are_the_rows_fed_to_the_model(rig: Rig) -> None:
-    fed = rig.on_engine(lambda: _rows_seen(rig))
+    fed = rig.on_engine(lambda: rows_seen(rig))
     total = 0
     for prompt in (ids(5 * B + 3, 1), ids(5 * B + 3, 1), ids(3 * B, 1) + ids(B, 2), ids(2, 5)):
         answer = rig.ask(prompt, max_tokens=3)
         total += answer.stats["computed_tokens"] + answer.stats["completion_tokens"] - 1
         assert sum(fed) == total
-
-
-def _rows_seen(rig: Rig) -> list[int]:
-    """Wrap the model so that every call notes how many rows it was given."""
-    computer = rig.engine._computer
-    model, seen = computer._model, list[int]()
-
-    def spy(tokens: Any, cache: Any) -> Any:
-        seen.append(tokens.size)
-        return model(tokens, cache=cache)
-
-    computer._model = spy
-    return seen
 
 
 def test_a_failure_inside_a_chunk_ends_one_request_and_its_retry_equals_cold(rig: Rig) -> None:

@@ -73,7 +73,7 @@ def test_a_decision_keeps_its_budgets(given: list[Job]) -> None:
     if decision.prefill is not None:
         assert by_id[decision.prefill.id].stage is Stage.PREFILLING
         rows = decision.prefill.end - decision.prefill.start
-        assert rows <= (LIMITS.small_chunk if decision.decode else LIMITS.chunk)
+        assert rows <= (GRID if decision.decode else LIMITS.chunk)
     else:
         assert not any(job.stage is Stage.PREFILLING for job in given)
 
@@ -120,6 +120,25 @@ def test_chunks_shrink_while_a_stream_decodes() -> None:
     stream = Job("stream", Stage.DECODING, 0.0, 50, 49)
     assert decide([long], LIMITS).prefill == Chunk("long", 512, 1024)
     assert decide([long, stream], LIMITS).prefill == Chunk("long", 512, 576)
+
+
+@given(st.integers(0, 100), st.floats(1e-6, 0.1), st.floats(0, 1e-5), st.sampled_from([64, 192, 512, 2048]))
+def test_beside_a_stream_a_chunk_has_the_rows_that_its_time_allows(
+    blocks: int, base: float, slope: float, chunk: int
+) -> None:
+    limits = replace(LIMITS, chunk=chunk)
+    long = Job("long", Stage.PREFILLING, 0.0, 1_000_000, blocks * chunk)
+    stream = Job("stream", Stage.DECODING, 0.0, 50, 49)
+
+    def seconds(start: int, end: int) -> float:
+        return (end - start) * (base + slope * (start + end) / 2)
+
+    found = decide([long, stream], limits, seconds).prefill
+    assert found is not None and found.start % GRID == found.end % GRID == 0
+    rows = found.end - found.start
+    assert rows == GRID or seconds(found.start, found.end) <= limits.beside_s
+    double = min(2 * rows + GRID, chunk)
+    assert rows == chunk or seconds(found.start, found.start + double) > limits.beside_s
 
 
 def test_the_last_in_order_gives_way_when_the_pool_is_full() -> None:

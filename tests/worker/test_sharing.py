@@ -8,7 +8,7 @@ import pytest
 
 from kvclient.errors import OutOfMemory
 from kvd.worker.scheduler import Limits
-from tests.worker.rig import Answer, B, Rig, ids
+from tests.worker.rig import Answer, B, Rig, ids, rows_seen
 
 
 @pytest.fixture
@@ -146,6 +146,34 @@ def test_a_lone_answer_that_outgrows_the_pool_ends_with_both_numbers() -> None:
         problem = rig.send(tokens=ids(3 * B, 1), max_tokens=100, logit_bias={2: -100}).end().problem()
         assert isinstance(problem, OutOfMemory)
         assert problem.details["what"] == "kv pool"
+
+
+def test_a_stream_goes_on_within_a_chunk_of_a_long_prompt_and_both_get_their_answers() -> None:
+    question, prompt = ids(30, 2), ids(1500, 1)
+    options = {"max_tokens": 400, "logit_bias": {2: -100}}
+    with Rig(model={"layers": 6}, limits=Limits(chunk=256, turn_s=0.0)) as rig:
+        alone = [rig.send(tokens=question, cache="off", **options).end().text, rig.ask(prompt, cache="off").logprobs]
+        stream = rig.send(tokens=question, **options)
+        stream.wait_for("text")
+        fed = rig.on_engine(lambda: rows_seen(rig))
+        long = rig.ask(prompt)
+        assert [stream.end().text, long.logprobs] == alone
+        within = fed[fed.index(256) : fed.index(1499 % 256)]
+        assert within.count(1) >= 5 * within.count(256)
+        assert rig.on_engine(lambda: (rig.cache.stats.sequences, rig.cache.stats.blocks_live)) == (0, 0)
+
+
+def test_a_stream_that_ends_or_fails_within_a_chunk_leaves_the_chunk_alone() -> None:
+    prompt = ids(1500, 1)
+    with Rig(model={"layers": 6}, limits=Limits(chunk=256, turn_s=0.0)) as rig:
+        alone = rig.ask(prompt, cache="off").logprobs
+        streams = [rig.send(tokens=ids(30, n), max_tokens=10 + 3 * n, logit_bias={2: -100}) for n in range(2, 7)]
+        streams[0].wait_for("text")
+        long = rig.ask(prompt)
+        assert long.logprobs == alone
+        for n, answer in enumerate(streams, 2):
+            assert answer.end().stats["completion_tokens"] == 10 + 3 * n
+        assert rig.on_engine(lambda: (rig.cache.stats.sequences, rig.cache.stats.blocks_live)) == (0, 0)
 
 
 def test_a_short_question_is_answered_while_a_long_prompt_prefills() -> None:

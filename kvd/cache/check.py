@@ -18,6 +18,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from kvclient.errors import UnsupportedModel
+from kvd.cache import kernel as kernels
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.chunked import attend_chunk
 from kvd.cache.hostmem import on_cpu
@@ -39,8 +40,8 @@ MODEL_ERRORS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError,
 
 @dataclass(frozen=True, slots=True)
 class PathCheck:
-    """path: view, fold, table, chunk (the device), run, opaque, chunked (the architecture). error: relative to the
-    reference; None where there is none."""
+    """path: view, fold, table, chunk, kernel (the device), run, opaque, chunked (the architecture). error: relative to
+    the reference; None where there is none."""
 
     path: str
     ok: bool
@@ -74,7 +75,7 @@ def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> R
             f"{architecture} does not give its own results with the paged cache: {reason}",
             architecture=architecture, reason=reason,
         )  # fmt: skip
-    paths = preferences(layout.dtype, block_size, on_cpu())
+    paths = wanted(layout, block_size, query_heads(model, layout))
     chunked = ok.get("chunk", False) and ok.get("chunked", False)
     found_ok = replace(paths, opaque=ok["opaque"], chunked_from=paths.chunked_from if chunked else None)
     return Report(narrowed(found_ok, found, layout), tuple(found))
@@ -85,8 +86,15 @@ def narrowed(paths: Paths, found: Sequence[PathCheck], layout: KVLayout) -> Path
     each layer of a step instead, one sequence at a time: opaque keys are off then."""
     ok = {item.path: item.ok for item in found}
     view, table = ok.get("view", False), ok["table"]
-    readable = layout.native or view or table
-    return replace(paths, view=view, table=table, fold=ok["fold"], opaque=paths.opaque and readable)
+    opaque = paths.opaque and (layout.native or view or table)
+    kernel = paths.kernel_from if opaque and ok.get("kernel", False) else None
+    return replace(paths, view=view, table=table, fold=ok["fold"], opaque=opaque, kernel_from=kernel)
+
+
+def wanted(layout: KVLayout, block_size: int, heads: int) -> Paths:
+    """What this device and layout would use, were everything right. heads: query heads of a layer."""
+    kernel = kernels.available() and kernels.takes(layout, block_size, heads)
+    return preferences(layout.dtype, block_size, on_cpu(), kernel)
 
 
 def query_heads(model: Any, layout: KVLayout) -> int:
@@ -134,13 +142,18 @@ def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int, view
     first = _reference(queries[:1], k, v, [prefix], scale)
     folded = Bundle((0, 1), (prefix,), tails, own)
     scattered = Bundle((0, 1), (), ((1, 2, 3), (1, 2, 5)), tuple(2 * block_size + n for n in own))
-    limit, wanted = TOLERANCE[dtype], preferences(dtype, block_size, on_cpu())
-    grain = wanted.grain
-    chunks = [] if wanted.chunked_from is None else [_check_chunk(layer, repeats, limit)]
+    limit, use = TOLERANCE[dtype], wanted(pool.layout, block_size, layer.kv_heads * repeats)
+    grain = use.grain
+    chunks = [] if use.chunked_from is None else [_check_chunk(layer, repeats, limit)]
+    tables = kernels.Tables.of(scattered)
+    paged = [] if use.kernel_from is None else [
+        _compare("kernel", limit, expected, lambda: kernels.attend_paged(queries, k, v, tables, scale, block_size))
+    ]  # fmt: skip
     alone = [_compare("view", limit, first, lambda: _one(queries[:1], k, v, prefix, scale))] if view else []
     return [
         *chunks,
         *alone,
+        *paged,
         _compare("fold", limit, expected, lambda: _bundle(queries, k, v, folded, scale, block_size, None)),
         _compare("table", limit, expected, lambda: _bundle(queries, k, v, scattered, scale, block_size, grain)),
     ]

@@ -4,7 +4,7 @@ run       one sequence in one run: zero-copy views, the model's own fused attent
 chunked   one sequence, several rows at once on the CPU: the exponentials are the cost there, see `chunked`
 gathered  one sequence, several rows at once, in several runs or quantised: put together per layer, for this pass only
 bundled   decode: rows that share a prefix are folded into one product; rows on their own attend on views of their runs;
-          scattered ones through the block table
+          scattered ones through the block table; with a kernel for it, all of those through the block table
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.chunked import attend_chunk
+from kvd.cache.kernel import Tables, attend_paged
 from kvd.cache.paths import Paths
 from kvd.cache.plan import Bundle, Piece, View, bundles, pieces
 from kvd.cache.plugin import OpaqueKV, Step
@@ -43,10 +44,12 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int
     table, rows = views[0].table, views[0].rows
     written = pieces(table, size, rows - new, rows)
     read = pieces(table, size, 0, rows)
-    plain = len(read) == 1 and cache.layout.native and not cache.paths.prefers_table(rows, 1, 1)
-    if count == 1 and cache.paths.opaque and not plain:
-        return BundledStep(cache.pool, cache.paths, views, offsets, new)
-    if cache.paths.prefers_chunked(count, rows):
+    paths = cache.paths
+    elsewhere = paths.prefers_table(rows, 1, 1) or paths.prefers_kernel(rows, 1)
+    plain = len(read) == 1 and cache.layout.native and not elsewhere
+    if count == 1 and paths.opaque and not plain:
+        return BundledStep(cache.pool, paths, views, offsets, new)
+    if paths.prefers_chunked(count, rows):
         return ChunkStep(cache.pool, offsets[0], written, read)
     return SingleStep(cache.pool, offsets[0], written, read)
 
@@ -137,9 +140,7 @@ class BundledStep:
 
     opaque = True
 
-    def __init__(
-        self, pool: KVPool, paths: Paths, views: Sequence[View], offsets: Sequence[int], new: int
-    ) -> None:
+    def __init__(self, pool: KVPool, paths: Paths, views: Sequence[View], offsets: Sequence[int], new: int) -> None:
         size = pool.block_size
         self._pool = pool
         self.offset: int | mx.array = offsets[0] if len(views) == 1 else mx.array(list(offsets))
@@ -148,10 +149,15 @@ class BundledStep:
         self._scattered = mx.array(at)
         self._new = new
         plan = bundles(views, size, paths)
-        self._bundles = [(bundle, PagedTails.of(bundle, size, paths.grain)) for bundle in plan]
+        self._bundles = [(bundle, self._tails(bundle, paths)) for bundle in plan]
         order = [row for bundle in plan for row in bundle.rows]
         self._back = None if order == sorted(order) else mx.array([order.index(row) for row in range(len(order))])
         self._fused = pool.layout.native and paths.view
+
+    def _tails(self, bundle: Bundle, paths: Paths) -> PagedTails | Tables | None:
+        if not bundle.shared and paths.prefers_kernel(max(bundle.lengths), len(bundle.rows)):
+            return Tables.of(bundle)
+        return PagedTails.of(bundle, self._pool.block_size, paths.grain)
 
     def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         k, v = self._pool.k[layer], self._pool.v[layer]
@@ -173,7 +179,9 @@ class BundledStep:
         outs = []
         for bundle, tails in self._bundles:
             mine = queries if len(bundle.rows) == queries.shape[0] else _rows(queries, bundle)
-            if tails is None and len(bundle.shared) == 1 and len(bundle.rows) == 1 and self._fused:
+            if isinstance(tails, Tables):
+                outs.append(attend_paged(mine, k, v, tails, scale, self._pool.block_size))
+            elif tails is None and len(bundle.shared) == 1 and len(bundle.rows) == 1 and self._fused:
                 outs.append(attend_view(mine, k, v, bundle.shared[0], scale))
             else:
                 outs.append(attend_bundle(mine, k, v, bundle.shared, tails, scale))

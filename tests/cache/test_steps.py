@@ -5,9 +5,11 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from kvd.cache import plan
+from kvd.cache import plan, steps
+from kvd.cache.attention import PagedTails, attend_bundle
 from kvd.cache.paged import forward
 from kvd.cache.paths import Paths
+from kvd.cache.plan import Bundle
 from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, same, step, step_batch, stock_logits
 
 
@@ -128,3 +130,32 @@ def test_half_precision_batches_stay_in_half_precision():
     assert out.dtype == mx.float16
     for i, tokens in enumerate(prompts):
         assert near(out[i : i + 1], stock_logits(net, tokens + [4 + i]), 0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_with_a_kernel_every_row_that_shares_nothing_goes_to_it_by_its_block_table(monkeypatch, rows):
+    """The kernel itself is in test_kernel.py; here what it is given, computed the portable way."""
+    given = []
+
+    def attend(queries, k, v, tables, scale, block_size):
+        lengths, blocks = tables.lengths.tolist(), tables.blocks.tolist()
+        given.append(lengths)
+        assert tables.splits == -(-max(lengths) // 128)
+        tails = tuple(tuple(row[: -(-n // block_size)]) for row, n in zip(blocks, lengths, strict=True))
+        bundle = Bundle(tuple(range(len(lengths))), (), tails, tuple(lengths))
+        return attend_bundle(queries, k, v, (), PagedTails.of(bundle, block_size), scale)
+
+    monkeypatch.setattr(steps, "attend_paged", attend)
+    net = model()
+    cache = new_cache(net, blocks=128)
+    cache.paths = Paths(kernel_from=40)
+    prompts = [prompt(length, seed=length) for length in (50, 7, 31)[:rows]]
+    sequences = [ask(net, cache, tokens)[1] for tokens in prompts]
+    given.clear()
+    out = step_batch(net, cache, sequences, [9] * rows)
+    assert given == [[len(tokens) + 1 for tokens in prompts]] * len(net.layers)
+    for i, tokens in enumerate(prompts):
+        assert near(out[i : i + 1], stock_logits(net, [*tokens, 9])), i
+    given.clear()
+    step_batch(net, cache, [ask(net, cache, prompt(7, seed=1))[1]], [9])
+    assert not given, "a short row by itself attends on its view"

@@ -3,46 +3,46 @@
 Every message travels as `kvclient.wire.Message` (two frames). Work for a worker and events for a client keep the body
 as the client or the worker packed it, so that the front forwards it unread; all others unpack into one dataclass each.
 
-    front -> worker   Work  Cancel  LookedUp  Reserved  Committed  Granted  Stop
-    worker -> front   Ready  Failed  Event  Lookup  Reserve  Written  Abandon  BadShard  Touched  Grow  Beat
+    front -> worker   Work  Cancel  LookedUp  Reserved  Committed  Left  Clear  Granted  Stop
+    worker -> front   Ready  Failed  Event  Lookup  Reserve  Written  Abandon  BadShard  Touched  Cleared  Grow  Beat
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from kvclient.errors import KvdError, ProtocolError, from_wire
-from kvclient.wire import Message, message
-from kvd.codec import build, plain
+from kvclient.wire import Message
+from kvd.codec import build
+from kvd.messages_store import (
+    NOBODY,
+    Abandon,
+    BadShard,
+    Committed,
+    CommittedItem,
+    Entry,
+    Left,
+    LookedUp,
+    Lookup,
+    PinPath,
+    Reserve,
+    Reserved,
+    Touched,
+    Typed,
+    Written,
+)
+
+__all__ = [
+    "EVENT_KINDS", "NOBODY", "WORK_KINDS", "Abandon", "BadShard", "Beat", "Cancel", "Clear", "Cleared", "Committed",
+    "CommittedItem", "Entry", "Event", "Failed", "Granted", "Grow", "Left", "LookedUp", "Lookup", "PinPath", "Ready",
+    "Reserve", "Reserved", "Stop", "ToFront", "ToWorker", "Touched", "Work", "Written", "to_front", "to_worker",
+]
 
 WORK_KINDS: Final = frozenset({"generate", "warm", "explain", "count"})
 EVENT_KINDS: Final = frozenset(
     {"queued", "progress", "text", "reasoning", "tool_call", "finish", "done", "error", "result"}
 )
-NOBODY: Final = "-"
-"""Request id of messages that belong to no request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A stored block as the index knows it. `tokens` is a count, `path` absolute, `size` bytes of the whole shard."""
-
-    chain: bytes
-    parent: bytes
-    tokens: int
-    path: str
-    size: int
-    checksum: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedItem:
-    """`ok` means durable. Otherwise `reason` is a counter's name and the block is not in the store."""
-
-    reservation: int
-    ok: bool
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +70,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class _Typed:
-    """A message whose body has exactly the dataclass's fields."""
-
-    KIND: ClassVar[str]
-
-    def encode(self) -> Message:
-        return message(self.KIND, NOBODY, plain(self))
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel(_Typed):
+class Cancel(Typed):
     """Stop request `id` within one step or chunk; its full blocks stay. The worker still sends a terminal event."""
 
     KIND = "cancel"
@@ -89,40 +79,17 @@ class Cancel(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp(_Typed):
-    """Answer to Lookup `q`. `hits` follow each other from the asked start; `child` is a stored child of the last hit of
-    which the first `child_rows` tokens match."""
+class Clear(Typed):
+    """Forget what memory holds and no request uses, of these namespaces; of all if there are none. Answered by Cleared
+    with the same `q`."""
 
-    KIND = "looked_up"
+    KIND = "clear"
     q: int
-    hits: tuple[Entry, ...]
-    child: Entry | None
-    child_rows: int
+    namespaces: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reserved(_Typed):
-    """Answer to Reserve `q`. Write to `temp`, fsync if `durable`, rename to `final`, then send Written or Abandon. With
-    `ok` false nothing may be written and `reason` is a counter's name."""
-
-    KIND = "reserved"
-    q: int
-    ok: bool
-    reservation: int = 0
-    temp: str = ""
-    final: str = ""
-    reason: str = ""
-    durable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Committed(_Typed):
-    KIND = "committed"
-    items: tuple[CommittedItem, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Granted(_Typed):
+class Granted(Typed):
     """Answer to Grow `q`. With `ok` false the pool must stay as it is; `available` bytes are left in the budget."""
 
     KIND = "granted"
@@ -132,7 +99,7 @@ class Granted(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(_Typed):
+class Stop(Typed):
     """Finish what runs within `drain_s` seconds (0: cancel it now), flush, exit with status 0."""
 
     KIND = "stop"
@@ -140,7 +107,7 @@ class Stop(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(_Typed):
+class Ready(Typed):
     """The model is loaded. `info` is shown in `models` and `status`; the front itself reads `weights_bytes`,
     `pool_bytes` (now) and `pool_limit_bytes`."""
 
@@ -149,7 +116,7 @@ class Ready(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(_Typed):
+class Failed(Typed):
     """The load failed; the worker exits after sending this. `error` is a KvdError's wire form."""
 
     KIND = "failed"
@@ -164,82 +131,18 @@ class Failed(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup(_Typed):
-    """What of a prompt is stored? `chains` are those of the full blocks that follow `parent` (for a prompt from its
-    start the namespace), `tail` all token ids that follow `parent`."""
+class Cleared(Typed):
+    """Answer to Clear `q`: `blocks` with `nbytes` were forgotten, `in_use` are held by requests and stay."""
 
-    KIND = "lookup"
+    KIND = "cleared"
     q: int
-    namespace: bytes
-    chains: tuple[bytes, ...]
-    parent: bytes
-    tail: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve(_Typed):
-    """Room for one block: `tokens` are its ids, `start` the position of the first, `nbytes` the size of its shard,
-    `preview` the first words of its text."""
-
-    KIND = "reserve"
-    q: int
-    namespace: bytes
-    chain: bytes
-    parent: bytes
-    tokens: tuple[int, ...]
-    start: int
+    blocks: int
     nbytes: int
-    preview: str
+    in_use: int
 
 
 @dataclass(frozen=True, slots=True)
-class Written(_Typed):
-    """The shard of a reservation is fsynced and renamed to its final name; `size` in bytes."""
-
-    KIND = "written"
-    reservation: int
-    checksum: bytes
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Abandon(_Typed):
-    KIND = "abandon"
-    reservation: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BadShard(_Typed):
-    """A shard that did not check out: to be quarantined."""
-
-    KIND = "bad_shard"
-    namespace: bytes
-    chain: bytes
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Touched(_Typed):
-    """Blocks that were used, in memory or from the store."""
-
-    KIND = "touched"
-    namespace: bytes
-    chains: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PinPath(_Typed):
-    """Keep the stored prefix that ends with the last of `chains` from eviction, for `ttl_s` seconds; 0: for good."""
-
-    KIND = "pin_path"
-    namespace: bytes
-    chains: tuple[bytes, ...]
-    ttl_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Grow(_Typed):
+class Grow(Typed):
     """May the pool take `nbytes` more than it has? Asked before it grows beyond `--pool-initial`, answered at once; the
     front keeps one ledger over all models. Negative: given back, not answered."""
 
@@ -249,7 +152,7 @@ class Grow(_Typed):
 
 
 @dataclass(frozen=True, slots=True)
-class Beat(_Typed):
+class Beat(Typed):
     """Every second, from a thread without MLX. `phase` is "loading", "idle" or what the engine does; `since_s` the
     seconds since its last chunk or step ended, `expected_s` how long the one in hand should take; `stats` plain numbers
     for `status` (`pool_bytes`, `live`, `waiting`, …)."""
@@ -261,12 +164,17 @@ class Beat(_Typed):
     stats: dict[str, Any]
 
 
-ToWorker = Work | Cancel | LookedUp | Reserved | Committed | Granted | Stop
-ToFront = Ready | Failed | Event | Lookup | Reserve | Written | Abandon | BadShard | Touched | PinPath | Grow | Beat
+ToWorker = Work | Cancel | LookedUp | Reserved | Committed | Left | Clear | Granted | Stop
+ToFront = (
+    Ready | Failed | Event | Lookup | Reserve | Written | Abandon | BadShard | Touched | PinPath | Cleared | Grow | Beat
+)
 
-_TO_WORKER: Final[dict[str, type[Any]]] = {c.KIND: c for c in (Cancel, LookedUp, Reserved, Committed, Granted, Stop)}
+_TO_WORKER: Final[dict[str, type[Any]]] = {
+    c.KIND: c for c in (Cancel, LookedUp, Reserved, Committed, Left, Clear, Granted, Stop)
+}
 _TO_FRONT: Final[dict[str, type[Any]]] = {
-    c.KIND: c for c in (Ready, Failed, Lookup, Reserve, Written, Abandon, BadShard, Touched, PinPath, Grow, Beat)
+    c.KIND: c
+    for c in (Ready, Failed, Lookup, Reserve, Written, Abandon, BadShard, Touched, PinPath, Cleared, Grow, Beat)
 }
 
 

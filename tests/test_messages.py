@@ -22,6 +22,9 @@ FOR_WORKERS: list[m.ToWorker] = [
     m.Reserved(9, False, reason="store_full"),
     m.Committed((m.CommittedItem(3, True), m.CommittedItem(4, False, "damaged"))),
     m.Committed(()),
+    m.Left((b"c" * 16,), (b"p" * 16,)),
+    m.Left((), (), everything=True),
+    m.Clear(6, (b"n" * 16,)),
     m.Granted(5, False, 1 << 40),
     m.Stop(1.5),
 ]
@@ -36,6 +39,7 @@ FOR_THE_FRONT: list[m.ToFront] = [
     m.BadShard(b"n" * 16, b"c" * 16, "checksum"),
     m.Touched(b"n" * 16, (b"c" * 16,)),
     m.PinPath(b"n" * 16, (b"c" * 16,), 60.0),
+    m.Cleared(6, 3, 9000, 1),
     m.Grow(5, 1 << 30),
     m.Beat("prefill", 0.25, 1.0, {"pool_bytes": 5}),
 ]

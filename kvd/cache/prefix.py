@@ -53,6 +53,10 @@ class PrefixIndex:
     def get(self, chain: bytes) -> Entry | None:
         return self._by_chain.get(Chain(chain))
 
+    def children(self, chain: bytes) -> Sequence[Entry]:
+        """Entries that follow a block, in token order."""
+        return tuple(self._children.get(Chain(chain), ()))
+
     def below(self, chain: bytes) -> list[bytes]:
         """Chains of everything known behind a block."""
         found: list[bytes] = []

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from kvclient.errors import KvdError, ProtocolError, StoreError
 from kvclient.wire import Message
+from kvd.front.audience import Audience
 from kvd.front.logs import logger
 from kvd.messages import (
     Abandon,
@@ -32,6 +33,7 @@ from kvd.messages import (
     to_front,
 )  # fmt: skip
 from kvd.store.base import Found, Limits, Refusal, Reservation
+from kvd.store.departed import Departure
 
 MOST = 4096
 """asks that may wait; beyond it lookups find nothing and reservations are refused"""
@@ -57,6 +59,7 @@ class StoreLike(Protocol):
     def touched(self, namespace: bytes, chains: Sequence[bytes]) -> None: ...
     def pin(self, namespace: bytes, chains: Sequence[bytes], ttl_s: float | None = None) -> object: ...
     def quarantine(self, namespace: bytes, chain: bytes, reason: str) -> None: ...
+    def departed(self) -> Sequence[Departure]: ...
     def tend(self) -> bool: ...
     def set_limits(self, limits: Limits) -> None: ...
     def stats(self) -> dict[str, Any]: ...
@@ -101,6 +104,7 @@ class StoreThread:
         self._problem = "opening"
         self._counts: Counter[str] = Counter()
         self._runs: dict[int, int] = {}
+        self._audience: Audience[Asker] = Audience()
         self._stats: dict[str, Any] = {}
         self._stats_at = 0.0
         self._tend_at = self._retry_at = 0.0
@@ -176,6 +180,7 @@ class StoreThread:
                     self._forget(run)
                 case _Do():
                     self._do(item)
+        self._tell(self._guard("departed", lambda store: store.departed(), ()))
         if written:
             self._commit(written)
         return going
@@ -216,6 +221,8 @@ class StoreThread:
         match message:
             case Lookup(q, namespace, chains, parent, tail):
                 found = self._guard("lookup", lambda s: s.lookup(namespace, chains, parent, tail), Found())
+                if found.hits or found.child is not None:
+                    self._audience.join(namespace, ask.asker)
                 self._send(ask.asker, LookedUp(q, found.hits, found.child, found.child_rows))
             case Reserve():
                 self._reserve(ask.asker, message)
@@ -231,6 +238,7 @@ class StoreThread:
                 self._guard("pin", lambda s: s.pin(namespace, chains, ttl_s or None), None)
 
     def _reserve(self, asker: Asker, asked: Reserve) -> None:
+        self._audience.join(asked.namespace, asker)
         made = self._guard("reserve", lambda s: _reserve(s, asker.model, asked), Refusal(UNAVAILABLE))
         if isinstance(made, Refusal):
             self._send(asker, Reserved(asked.q, False, reason=made.reason))
@@ -254,7 +262,14 @@ class StoreThread:
         self._runs.pop(reservation, None)
         self._guard("abandon", lambda s: s.abandon(reservation, reason), None)
 
+    def _tell(self, departures: Sequence[Departure]) -> None:
+        """What left the store does not count as stored any more. Before the commits of the same turn: a block that left
+        and came back comes back later."""
+        for asker, message in self._audience.told(departures):
+            self._send(asker, message)
+
     def _forget(self, run: int) -> None:
+        self._audience.leave(run)
         for reservation in [r for r, owner in self._runs.items() if owner == run]:
             self._abandon(reservation, "worker_lost")
 

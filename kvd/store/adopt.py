@@ -66,7 +66,7 @@ def _readable(core: Core, lying: Lying) -> Parsed | None:
             quarantine_file(core, path, lying.disk, damage.reason)
     else:
         return parsed
-    del core.orphans[lying.chain]
+    core.forget_orphan(lying)
     return None
 
 
@@ -110,7 +110,7 @@ def reset_index(core: Core) -> None:
         with contextlib.suppress(FileNotFoundError):
             core.files.unlink(os.path.join(core.tree.index, name))
     for slot in list(core.table):
-        core.forget(slot)
+        core.forget(slot, departed=False)
         core.orphans[slot.chain] = Lying(slot.namespace, slot.chain, slot.size, slot.disk, slot.mtime)
     core.settle_other()
     core.index.reopen()

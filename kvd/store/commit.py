@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from kvd.cache.chain import CHAIN_BYTES, token_bytes
 from kvd.store.base import CommittedItem, Reservation, Written, disk_bytes
-from kvd.store.core import Core
+from kvd.store.core import SUPERSEDED, Core
 from kvd.store.index import Batch
 from kvd.store.kv import IndexFailed
 from kvd.store.table import Slot
@@ -135,7 +135,7 @@ def _supersede(core: Core, ready: list[tuple[Reservation, Slot]]) -> None:
                     core.disk_failed(problem)
                     continue
             gone[chain] = core.table.slots[chain]
-    core.drop(gone.values(), "evicted.superseded")
+    core.drop(gone.values(), SUPERSEDED)
 
 
 def _prefixes(parent: bytes, tokens: tuple[int, ...]) -> set[bytes]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from kvd.store.admit import Sightings
 from kvd.store.base import Limits, Reservation
+from kvd.store.departed import Departures
 from kvd.store.evict import plan
 from kvd.store.files import Files
 from kvd.store.index import BATCH, Batch, Index
@@ -28,6 +29,7 @@ DAMAGED_INDEX = frozenset(
     {"CorruptedError", "PageNotFoundError", "InvalidError", "PanicError", "BadTxnError", "damaged", "closed"}
 )
 """Reasons after which opening the index anew is not enough."""
+SUPERSEDED = "evicted.superseded"
 SLACK = 100
 """Room is made for 1/100 of the limit at once, so that the plan is not made anew for every block."""
 
@@ -46,6 +48,7 @@ class Core:
         self.pins = Pins(files, tree.small("pins.json"), limits.durable)
         self.wear = Wear(clock)
         self.sightings = Sightings()
+        self.departed = Departures()
         self.counters: Counter[str] = Counter()
         self.pending: dict[int, Reservation] = {}
         self.last_reservation = 0
@@ -166,7 +169,7 @@ class Core:
             if self.ledger.usage().over <= 0:
                 break
             self.unlink(self.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
-            del self.orphans[orphan.chain]
+            self.forget_orphan(orphan)
             self.counters["evicted.full_orphan"] += 1
             self.settle_other()
 
@@ -174,7 +177,8 @@ class Core:
 
     def drop(self, victims: Iterable[Slot], counter: str) -> int:
         """Index first, then the files; returns bytes freed. An index that fails does not keep the limit from being
-        held: its rows without files are found at the next start. Counted."""
+        held: its rows without files are found at the next start. Counted. What a longer block has superseded has not
+        departed: its tokens are stored."""
         gone = list(victims)
         freed = 0
         for at in range(0, len(gone), BATCH):
@@ -183,15 +187,23 @@ class Core:
                 self.write_index(Batch(remove=part))
             self.files.point("mid_evict")
             for slot in part:
-                self.forget(slot)
+                self.forget(slot, departed=counter != SUPERSEDED)
                 freed += self.unlink(self.tree.shard(slot.namespace, slot.chain), slot.disk)
                 self.counters[counter] += 1
         self.settle_other()
         return freed
 
-    def forget(self, slot: Slot) -> None:
+    def forget(self, slot: Slot, *, departed: bool = True) -> None:
+        """departed: its tokens are not stored any more."""
         self.table.remove(slot.chain)
         self.ledger.shards -= slot.disk
+        if departed:
+            self.departed.add(slot.namespace, slot.chain, slot.parent)
+
+    def forget_orphan(self, orphan: Lying) -> None:
+        """A shard without a row is of no use, or gone. It may have had one before the index was lost."""
+        del self.orphans[orphan.chain]
+        self.departed.add(orphan.namespace, orphan.chain, orphan.chain)
 
     def unlink(self, path: str, disk: int) -> int:
         """Bytes freed; a file that cannot be removed becomes junk and stays in the ledger."""

@@ -156,7 +156,7 @@ def _reconcile(core: Core, listing: Listing) -> None:
 
 def _rebuild(core: Core) -> None:
     for slot in list(core.table):
-        core.forget(slot)
+        core.forget(slot, departed=False)
     core.orphans = scan(core.files, core.tree).shards
     core.settle_other()
     rebuild_index(core)

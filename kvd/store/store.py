@@ -19,6 +19,7 @@ from kvd.store import commit, lookup, opening, reserve
 from kvd.store.adopt import adopt, enforce, quarantine_file, rebuild_index
 from kvd.store.base import CommittedItem, Found, Limits, Refusal, Reservation, Written
 from kvd.store.core import Core
+from kvd.store.departed import Departure
 from kvd.store.files import Files, RealFiles, replace_whole
 from kvd.store.index import BATCH, Batch, Index
 from kvd.store.kv import IndexFailed, KeyValue, LmdbKeyValue
@@ -145,6 +146,10 @@ class Store:
         core.forget(slot)
         quarantine_file(core, path, slot.disk, reason)
         core.settle_other()
+
+    def departed(self) -> tuple[Departure, ...]:
+        """Blocks that left since the last call: what counts as stored in a worker's memory must not go on doing so."""
+        return self.core.departed.take()
 
     # -- pins and labels -----------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ def clear(core: Core, namespace: bytes | None = None) -> Round:
         yield at, len(slots)
     for orphan in [o for o in core.orphans.values() if namespace in (None, o.namespace)]:
         freed += core.unlink(core.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
-        del core.orphans[orphan.chain]
+        core.forget_orphan(orphan)
         counts["orphans"] += 1
     if namespace is None:
         _rescan(core)

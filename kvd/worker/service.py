@@ -12,7 +12,7 @@ import structlog
 
 from kvclient.errors import Cancelled, Internal, KvdError
 from kvclient.wire import unpack
-from kvd.messages import Cancel, Committed, Granted, Grow, LookedUp, Reserved, Stop, ToWorker, Work
+from kvd.messages import Cancel, Committed, Granted, Grow, Left, LookedUp, Reserved, Stop, ToWorker, Work
 from kvd.worker.engine import Engine
 from kvd.worker.outbox import Outbox
 from kvd.worker.prompt import Prompter
@@ -102,6 +102,8 @@ class Service:
                 engine.reserved(message)
             case Committed():
                 engine.committed(message)
+            case Left():
+                engine.left(message)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

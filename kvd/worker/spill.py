@@ -19,8 +19,9 @@ from typing import Final
 
 from kvd.cache.hostmem import HostBlock
 from kvd.cache.layout import SAFETENSORS_NAMES, KVLayout
+from kvd.cache.prefix import PrefixIndex
 from kvd.cache.results import Published
-from kvd.messages import Abandon, Committed, Reserve, Reserved, Written
+from kvd.messages import Abandon, Committed, Left, Reserve, Reserved, Written
 from kvd.store.base import STORED
 from kvd.store.files import Files
 from kvd.store.shard import ShardHeader, TensorSpec, file_bytes, store_shard
@@ -125,6 +126,16 @@ class Spill:
         with self._lock:
             for chain in chains:
                 self._durable.pop(chain, None)
+
+    def left(self, message: Left, memory: PrefixIndex) -> None:
+        """The front dropped these blocks, and with them what was covered by one: shorter blocks behind the same parent,
+        which are offered again if memory still has them. In the order of the front's other messages, on the engine's
+        thread."""
+        covered = [e.chain for parent in message.parents for e in memory.children(parent) if not e.full]
+        with self._lock:
+            if message.everything:
+                self._durable.clear()
+        self.forget((*message.chains, *covered))
 
     def reserved(self, answer: Reserved) -> None:
         """The front's answer to a Reserve."""

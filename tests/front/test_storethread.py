@@ -20,6 +20,7 @@ from kvd.messages import (
     Committed,
     CommittedItem,
     Entry,
+    Left,
     LookedUp,
     Lookup,
     Reserve,
@@ -29,6 +30,7 @@ from kvd.messages import (
     Written,
 )
 from kvd.store.base import Found, Limits, Refusal, Reservation
+from kvd.store.departed import EVERYTHING, Departure
 
 ENTRY = Entry(b"c", b"p", 4, "/x", 10, b"s")
 LOOKUP = Lookup(1, b"n", (b"c",), b"n", (1, 2, 3, 4))
@@ -45,6 +47,7 @@ class FakeStore:
     commits: list[int] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     thread: set[int] = field(default_factory=set)
+    left: tuple[Departure, ...] = ()
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -86,6 +89,10 @@ class FakeStore:
 
     def quarantine(self, namespace: bytes, chain: bytes, reason: str) -> None:
         self._call("quarantine")
+
+    def departed(self) -> tuple[Departure, ...]:
+        left, self.left = self.left, ()
+        return left
 
     def tend(self) -> bool:
         return False
@@ -250,6 +257,31 @@ def test_questions_beyond_the_limit_are_answered_at_once(monkeypatch: pytest.Mon
         assert thread.counts()["store_busy"] == 2
         assert store.gate is not None
         store.gate.set()
+
+    with_store(store, test)
+
+
+def test_workers_of_a_namespace_are_told_what_left_the_store_and_before_what_comes_back() -> None:
+    store = FakeStore()
+
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        stranger, gone = Worker(run=2), Worker(run=3)
+        thread.ask(worker, LOOKUP.encode())
+        thread.ask(gone, LOOKUP.encode())
+        thread.ask(stranger, Touched(b"n", ()).encode())
+        thread.forget(gone.run)
+        assert isinstance(await worker.next(), LookedUp)
+
+        def leave(departures: tuple[Departure, ...]) -> None:
+            store.left = departures
+
+        await thread.do(lambda s: leave((Departure(b"n", (b"c", b"d"), (b"p",)), Departure(b"m", (b"x",), (b"m",)))))
+        thread.ask(worker, Written(7, b"s", 10).encode())
+        assert await worker.next() == Left((b"c", b"d"), (b"p",))
+        assert isinstance(await worker.next(), Committed)
+        await thread.do(lambda s: leave((EVERYTHING,)))
+        assert await worker.next() == Left((), (), everything=True)
+        assert stranger.got.empty() and gone.got.qsize() == 1
 
     with_store(store, test)
 

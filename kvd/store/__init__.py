@@ -9,5 +9,6 @@ verbs people call are in `verbs`.
     core                     the owner's state: measure, make room, drop
     opening scan check adopt start: names and sizes against the index; rebuild
     lookup reserve commit    what workers ask for
+    notes                        hits, last uses and sightings, in batches
     pins upkeep transfer listing verbs     what people ask for
 """

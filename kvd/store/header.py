@@ -136,8 +136,7 @@ def parse(raw: bytes, file_size: int) -> Parsed:
         raise ShardDamaged("bad_header", "not a header of ours") from None
     if fmt != FORMAT:
         raise ShardDamaged("old_format", repr(fmt)[:60])
-    blank = raw.replace(f'"self":"{own}"'.encode(), f'"self":"{_BLANK}"'.encode(), 1)
-    checksum = xxhash.xxh3_128_digest(blank)
+    checksum = _checksum(raw, own)
     if checksum.hex() != own:
         raise ShardDamaged("header_checksum")
     try:
@@ -150,6 +149,16 @@ def parse(raw: bytes, file_size: int) -> Parsed:
     if next_chain(header.parent, header.tokens) != header.chain:
         raise ShardDamaged("chain_mismatch")
     return found
+
+
+def is_header(raw: bytes, checksum: bytes) -> bool:
+    """Whether `raw` is everything before the data of the shard with this checksum."""
+    return _checksum(raw, checksum.hex()) == checksum
+
+
+def _checksum(raw: bytes, own: str) -> bytes:
+    """Of a header that says its checksum is `own`: that field counts as zeros."""
+    return xxhash.xxh3_128_digest(raw.replace(f'"self":"{own}"'.encode(), f'"self":"{_BLANK}"'.encode(), 1))
 
 
 def _metadata(header: ShardHeader, sums: Sequence[bytes]) -> dict[str, str]:

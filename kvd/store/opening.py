@@ -82,11 +82,16 @@ def _sweep_temp(core: Core, listing: Listing) -> None:
 
 
 def _load_small(core: Core) -> None:
-    """Pins, labels, wear. A damaged file is kept aside and counted."""
+    """Pins, labels, wear, sightings. A damaged file is kept aside and counted."""
+
+    def whole(name: str) -> bytes:
+        return read_whole(core.files, core.tree.small(name), _SMALL_LIMIT)
+
     for name, load in (
         ("pins.json", core.pins.load),
-        ("names.json", lambda: _load_names(core)),
-        ("wear.json", lambda: core.wear.unpack(read_whole(core.files, core.tree.small("wear.json"), _SMALL_LIMIT))),
+        ("names.json", lambda: _load_names(core, whole("names.json"))),
+        ("wear.json", lambda: core.wear.unpack(whole("wear.json"))),
+        ("seen", lambda: core.sightings.unpack(whole("seen"))),
     ):
         path = core.tree.small(name)
         try:
@@ -97,8 +102,8 @@ def _load_small(core: Core) -> None:
             quarantine_file(core, path, 0, "damaged")
 
 
-def _load_names(core: Core) -> None:
-    names = json.loads(read_whole(core.files, core.tree.small("names.json"), _SMALL_LIMIT))
+def _load_names(core: Core, text: bytes) -> None:
+    names = json.loads(text)
     core.models.update({bytes.fromhex(namespace): str(model) for namespace, model in names.items()})
 
 

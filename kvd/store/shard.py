@@ -22,12 +22,13 @@ from kvd.store.header import (
     build,
     file_bytes,
     header_bytes,
+    is_header,
     parse,
 )
 
 __all__ = [
-    "Expected", "ShardDamaged", "ShardHeader", "ShardReader", "TensorSpec", "file_bytes", "read_header", "read_shard",
-    "store_shard", "write_shard",
+    "Expected", "Parsed", "ShardDamaged", "ShardHeader", "ShardReader", "TensorSpec", "file_bytes", "open_shard",
+    "read_header", "read_shard", "read_tensors", "store_shard", "write_shard",
 ]
 
 _FIRST_READ = 16384
@@ -91,7 +92,7 @@ def store_shard(
 
 class ShardReader:
     """An open shard whose header has been checked against what was asked; tensors are then read in file order, a few
-    at a time if compute is to start before the last layer is there. A context manager; one thread at a time."""
+    at a time. A context manager; one thread at a time."""
 
     def __init__(self, files: Files, path: str, expected: Expected, *, size: int = 0, checksum: bytes = b"") -> None:
         """size and checksum: of the index, checked if given. Raises ShardDamaged; OSError (FileNotFoundError: it
@@ -117,17 +118,10 @@ class ShardReader:
         """Read the next tensors, as many as `into` has bytes for, and check them; returns how many tensors that were.
 
         into: as `buffers` of `write_shard`. Raises ShardDamaged (`into` then holds garbage), OSError, ValueError."""
-        groups = _per_tensor(self.header.tensors[self._next :], into, partial=True)
-        flat = [view for group in groups for view in group]
-        wanted = sum(map(len, flat))
-        if read_into(self._files, self._fd, flat, self._at) != wanted:
-            raise OSError(errno.EIO, "short read", self._path)
-        for index, group in enumerate(groups, self._next):
-            if _digest(group) != self.parsed.sums[index]:
-                raise ShardDamaged("checksum", self.header.tensors[index].name)
-        self._at += wanted
-        self._next += len(groups)
-        return len(groups)
+        count = _read_tensors(self._files, self._fd, self._path, self.parsed, self._next, self._at, into)
+        self._at += sum(spec.nbytes for spec in self.header.tensors[self._next : self._next + count])
+        self._next += count
+        return count
 
     def close(self) -> None:
         self._files.close(self._fd)
@@ -154,6 +148,29 @@ def read_shard(
         return reader.header
 
 
+def open_shard(files: Files, path: str, expected: Expected, *, size: int = 0, checksum: bytes = b"") -> Parsed:
+    """The header of a shard that `read_tensors` then reads in parts, checked as by `ShardReader`."""
+    parsed = read_header(files, path)
+    _match(parsed, expected, size, checksum)
+    return parsed
+
+
+def read_tensors(files: Files, path: str, parsed: Parsed, first: int, into: Sequence[memoryview]) -> int:
+    """Read tensors from number `first` on, as many as `into` has bytes for, and check them; returns how many.
+
+    The file is open only meanwhile, so that a prefix of many blocks costs no descriptors; that it is still the same is
+    seen by its header. Raises as `ShardReader.read`, and FileNotFoundError where another file has taken its place."""
+    fd = files.open(path)
+    try:
+        raw = bytearray(parsed.data_at)
+        if read_into(files, fd, [memoryview(raw)], 0) != len(raw) or not is_header(bytes(raw), parsed.checksum):
+            raise FileNotFoundError(errno.ENOENT, "replaced while it was read", path)
+        at = parsed.data_at + sum(spec.nbytes for spec in parsed.header.tensors[:first])
+        return _read_tensors(files, fd, path, parsed, first, at, into)
+    finally:
+        files.close(fd)
+
+
 def read_header(files: Files, path: str) -> Parsed:
     """The checked header alone (rebuild, ls, verify). Raises ShardDamaged, OSError."""
     fd = files.open(path)
@@ -161,6 +178,21 @@ def read_header(files: Files, path: str) -> Parsed:
         return _read_parsed(files, fd, files.stat(path).size)
     finally:
         files.close(fd)
+
+
+def _read_tensors(
+    files: Files, fd: int, path: str, parsed: Parsed, first: int, at: int, into: Sequence[memoryview]
+) -> int:
+    """`at`: where tensor `first` starts in the file, in bytes."""
+    tensors = parsed.header.tensors
+    groups = _per_tensor(tensors[first:], into, partial=True)
+    flat = [view for group in groups for view in group]
+    if read_into(files, fd, flat, at) != sum(map(len, flat)):
+        raise OSError(errno.EIO, "short read", path)
+    for index, group in enumerate(groups, first):
+        if _digest(group) != parsed.sums[index]:
+            raise ShardDamaged("checksum", tensors[index].name)
+    return len(groups)
 
 
 def _read_parsed(files: Files, fd: int, size: int) -> Parsed:

@@ -21,17 +21,13 @@ from kvd.store.base import CommittedItem, Found, Limits, Refusal, Reservation, W
 from kvd.store.core import Core
 from kvd.store.departed import Departure
 from kvd.store.files import Files, RealFiles, replace_whole
-from kvd.store.index import BATCH, Batch, Index
+from kvd.store.index import Batch, Index
 from kvd.store.kv import IndexFailed, KeyValue, LmdbKeyValue
 from kvd.store.lock import StoreLock
+from kvd.store.notes import Notes
 from kvd.store.pins import Pin
-from kvd.store.table import Slot
 from kvd.store.tree import Tree
 
-TOUCH_S = 3600.0
-"""A shard's time is brought up to date at most this often."""
-FLUSH_S = 30.0
-"""Hits and last uses go to the index in batches this far apart."""
 ADOPT_STEP = 64
 """orphans per `tend`"""
 
@@ -43,8 +39,7 @@ class Store:
         self._core = core
         self._lock = lock
         self._thread = threading.get_ident()
-        self._dirty: dict[bytes, Slot] = {}
-        self._flushed = core.clock()
+        self._notes = Notes(core)
         self._closed = False
 
     @classmethod
@@ -95,12 +90,9 @@ class Store:
     def touched(self, namespace: bytes, chains: Iterable[bytes]) -> None:
         """Blocks that were used: they count a hit and are the most recent now."""
         core = self.core
-        now = core.clock()
         for chain in chains:
             if slot := core.table.get(namespace, chain):
-                slot.hits += 1
-                slot.used = now
-                self._dirty[chain] = slot
+                self._notes.use(slot)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -142,7 +134,6 @@ class Store:
             return
         with contextlib.suppress(IndexFailed):
             core.write_index(Batch(remove=[slot]))
-        self._dirty.pop(chain, None)
         core.forget(slot)
         quarantine_file(core, path, slot.disk, reason)
         core.settle_other()
@@ -199,8 +190,7 @@ class Store:
             if core.orphans:
                 adopt(core, list(core.orphans.values())[:ADOPT_STEP])
             core.counters["pins_expired"] += core.pins.expire(core.clock())
-            if core.clock() - self._flushed >= FLUSH_S:
-                self._flush()
+            self._notes.tend()
             core.measure()
             enforce(core)
         except OSError as problem:
@@ -229,7 +219,8 @@ class Store:
         for reservation in list(core.pending):
             self.abandon(reservation, "closed")
         try:
-            self._flush()
+            self._notes.flush()
+            self._notes.save_sightings()
             core.index.close()
             replace_whole(core.files, core.tree.small("wear.json"), core.wear.pack(), core.limits.durable)
             if not core.index_lost:
@@ -259,20 +250,6 @@ class Store:
         except OSError:
             return False
         return True
-
-    def _flush(self) -> None:
-        """Hits and last uses to the index, times to files (at most hourly each)."""
-        core = self._core
-        self._flushed = core.clock()
-        slots = [s for c, s in sorted(self._dirty.items()) if core.table.slots.get(c) is s]
-        self._dirty.clear()
-        for slot in slots:
-            if slot.used - slot.mtime >= TOUCH_S:
-                with contextlib.suppress(FileNotFoundError):
-                    core.files.touch(core.tree.shard(slot.namespace, slot.chain), slot.used)
-                slot.mtime = slot.used
-        for at in range(0, len(slots), BATCH):
-            core.write_index(Batch(update=slots[at : at + BATCH]))
 
     def _mine(self) -> None:
         assert threading.get_ident() == self._thread, "the store belongs to the thread that opened it"

@@ -1,7 +1,7 @@
 """Names of the store's files and folders. Pure.
 
     store/  blocks/<namespace hex>/<chain hex>.safetensors   tmp/   index/{data.mdb,clean.json}   quarantine/
-            pins.json  wear.json  names.json  lock  CACHEDIR.TAG  .metadata_never_index
+            pins.json  wear.json  names.json  seen  lock  CACHEDIR.TAG  .metadata_never_index
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvd.store.files import TEMP_SUFFIX
 from kvd.store.header import SUFFIX
 
 TAG: Final = b"Signature: 8a477f597d28d172789f06886806bc55\n# KV cache of kvd; safe to delete while kvd is stopped.\n"
-SMALL: Final = ("pins.json", "wear.json", "names.json")
+SMALL: Final = ("pins.json", "wear.json", "names.json", "seen")
 OURS: Final = frozenset(
     {"blocks", "tmp", "index", "quarantine", "lock", "CACHEDIR.TAG", ".metadata_never_index", *SMALL}
     | {name + TEMP_SUFFIX for name in SMALL}

@@ -111,8 +111,8 @@ def gc(core: Core) -> Round:
 
 
 def clear(core: Core, namespace: bytes | None = None) -> Round:
-    """Drop all blocks, pins included, or those of one namespace; without one also everything foreign. What is being
-    written right now stays. Raises OSError."""
+    """Drop all blocks, pins included, or those of one namespace; without one also everything foreign and what is
+    remembered of prefixes seen once. What is being written right now stays. Raises OSError."""
     counts: Counter[str] = Counter()
     freed = 0
     core.pins.clear(namespace)
@@ -126,6 +126,7 @@ def clear(core: Core, namespace: bytes | None = None) -> Round:
         core.forget_orphan(orphan)
         counts["orphans"] += 1
     if namespace is None:
+        core.sightings.clear()
         _rescan(core)
         freed += core.collect_junk()
     compact(core)

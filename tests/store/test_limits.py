@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvclient.errors import StoreError
+from kvd.cache.chain import next_chain
 from kvd.store.base import Limits, Refusal, Reservation
 from kvd.store.shard import store_shard
-from kvd.store.upkeep import finish, gc
+from kvd.store.upkeep import clear, finish, gc
 from tests.store.conftest import World, reserve, write
 from torments.actor import BLOCK, Actor
 from torments.blocks import NAMESPACE, payload
@@ -23,6 +24,64 @@ def test_the_first_use_is_only_noted_if_the_second_is_to_be_written(world: World
     actor = world.open(admission="second")
     assert actor.put(PROMPT) == 0 and actor.reasons == ["first_use"] * 3
     assert actor.put(PROMPT) == len(PROMPT)
+
+
+def test_first_uses_are_remembered_over_a_restart(world: World) -> None:
+    world.open(admission="second").put(PROMPT)
+    again = world.reopen(admission="second")
+    assert again.put(PROMPT) == len(PROMPT) and again.reasons == []
+
+
+def test_a_kill_forgets_first_uses_of_the_last_minutes_only(world: World) -> None:
+    actor = world.open(admission="second")
+    actor.put([1, 2])
+    world.now += 301
+    actor.store.tend()
+    actor.put([3, 4])
+    crash(actor.store)
+    world.stores.clear()
+    again = world.open(admission="second")
+    assert (again.put([1, 2]), again.put([3, 4])) == (2, 0)
+
+
+@pytest.mark.parametrize("damage", ["emptied", "cut", "flipped", "foreign", "deleted"])
+def test_a_damaged_list_of_first_uses_costs_a_use_and_nothing_else(world: World, damage: str) -> None:
+    actor = world.open(admission="second")
+    for n in (1, 2):
+        assert actor.put(PROMPT) == len(PROMPT) * (n == 2)
+    actor.put([50, 51])
+    actor.store.close()
+    seen = Path(world.folder, "seen")
+    raw = seen.read_bytes()
+    flipped = raw[:-1] + bytes([raw[-1] ^ 1])
+    seen.write_bytes({"emptied": b"", "cut": raw[:-3], "flipped": flipped, "foreign": b"{}", "deleted": b""}[damage])
+    if damage == "deleted":
+        seen.unlink()
+    again = world.open(admission="second")
+    assert again.get(PROMPT) == len(PROMPT)
+    assert [again.put([50, 51]) for _ in range(2)] == [0, 2]
+    assert again.store.stats()["counters"].get("quarantined.damaged", 0) == (damage != "deleted")
+
+
+def test_first_uses_are_written_within_the_limit(world: World) -> None:
+    actor = world.open(600_000, admission="second")
+    for n in range(20_000):
+        actor.store.reserve(NAMESPACE, next_chain(NAMESPACE, [n]), NAMESPACE, [n], 0, 5000)
+    world.now += 301
+    actor.store.tend()
+    assert actor.store.stats()["counters"]["sightings.full"] == 1 and not Path(world.folder, "seen").exists()
+    again = world.reopen(2_000_000, admission="second")
+    assert du(world.folder) <= 2_000_000 and again.put([1]) == 0
+
+
+def test_a_full_clear_forgets_first_uses_too(world: World) -> None:
+    actor = world.open(admission="second")
+    actor.put(PROMPT)
+    actor.store.close()
+    again = world.open(admission="second")
+    finish(clear(again.store.core))
+    last = world.reopen(admission="second")
+    assert last.put(PROMPT) == 0
 
 
 def test_a_model_stays_within_its_quota_and_leaves_others_alone(world: World) -> None:

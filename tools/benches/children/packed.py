@@ -1,4 +1,6 @@
-"""Batched decode over synthetic KV: our paged pool and mlx-lm's BatchGenerator on the same rows, in turn."""
+"""Batched decode over synthetic KV: our engine's steps and mlx-lm's BatchGenerator on the same rows, in turn.
+
+Both put the next step in line before they read the tokens of the last."""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import KVCache
 
+from benches.children.synthetic import engine, filled
 from kvd.cache.check import check
 from kvd.cache.inspection import inspect_layout
-from kvd.cache.paged import CachedSequence, PagedCache, forward
+from kvd.cache.paged import CachedSequence, PagedCache
 from kvd.models.load import load
 
 BLOCK = 256
@@ -27,12 +30,12 @@ WARM = 1
 
 
 def main() -> None:
-    model = load(Path(sys.argv[1])).model
+    loaded = load(Path(sys.argv[1]))
     for line in sys.stdin:
-        print(json.dumps(compare(model, **json.loads(line))), flush=True)
+        print(json.dumps(compare(loaded.model, loaded.tokenizer, **json.loads(line))), flush=True)
 
 
-def compare(model: Any, lengths: list[int], shared: bool, rounds: int) -> dict[str, Any]:
+def compare(model: Any, tokenizer: Any, lengths: list[int], shared: bool, rounds: int) -> dict[str, Any]:
     """Seconds per step of a batch with `lengths` rows: ours, BatchGenerator's and ours one at a time; the median over
     rounds of the faster of those to ours; blocks of ours in use."""
     spare = 2 * (rounds + WARM) * BURST + 8
@@ -47,10 +50,11 @@ def compare(model: Any, lengths: list[int], shared: bool, rounds: int) -> dict[s
             sequences.append(sequences[0].fork())
             continue
         sequences.append(filled(cache, rows, spare, index, stock if shared else [stock[index]]))
-    steps_of = [paged(model, cache, sequences), generator(model, stock, (rounds + WARM) * BURST + 2)]
+    ours = burst(engine(model, tokenizer, cache, sequences))
+    steps_of = [ours, generator(model, stock, (rounds + WARM) * BURST + 2)]
     if len(lengths) > 1 and not shared:
-        singles = [paged(model, cache, [sequence]) for sequence in sequences]
-        steps_of.append(lambda: [step() for step in singles] and None)
+        singles = [burst(engine(model, tokenizer, cache, [sequence])) for sequence in sequences]
+        steps_of.append(lambda: [steps() for steps in singles] and None)
     took = in_turn(steps_of, rounds)
     return {
         "ours": statistics.median(took[0]), "others": [statistics.median(other) for other in took[1:]],
@@ -59,36 +63,15 @@ def compare(model: Any, lengths: list[int], shared: bool, rounds: int) -> dict[s
     }  # fmt: skip
 
 
-def filled(cache: PagedCache, rows: int, spare: int, seed: int, stock: list[list[KVCache]]) -> CachedSequence:
-    """A sequence of random rows in the pool, the same rows in mlx-lm's caches."""
-    mx.random.seed(seed)
-    sequence = cache.open([], None, expected_rows=rows + spare)
-    sequence.reserve(rows)
-    at = sequence.block_table[0] * BLOCK
-    for index, layer in enumerate(cache.layout.layers):
-        for name, side in (("keys", cache.pool.k[index]), ("values", cache.pool.v[index])):
-            values = mx.random.normal((1, layer.kv_heads, rows, layer.k_dim))
-            side.parts[0][..., at : at + rows, :] = values
-            for caches in stock:
-                setattr(caches[index], name, values)
-                caches[index].offset = rows
-        cache.pool.evaluate()
-    sequence.advance([seed] * rows)
-    return sequence
+def burst(step: Callable[[], None]) -> Callable[[], None]:
+    """Some steps of ours, and the one that was put in line: none may run beside others' steps."""
 
-
-def paged(model: Any, cache: PagedCache, sequences: list[CachedSequence]) -> Callable[[], None]:
-    def step() -> None:
+    def steps() -> None:
         for _ in range(BURST):
-            for sequence in sequences:
-                sequence.reserve(1)
-            logits = forward(model, cache, [(sequence, [5]) for sequence in sequences])
-            assert logits is not None
-            mx.eval(mx.argmax(logits, axis=-1))
-            for sequence in sequences:
-                sequence.advance([5])
+            step()
+        mx.synchronize()
 
-    return step
+    return steps
 
 
 def generator(model: Any, stock: list[list[KVCache]], most: int) -> Callable[[], None]:
@@ -96,12 +79,12 @@ def generator(model: Any, stock: list[list[KVCache]], most: int) -> Callable[[],
     made = BatchGenerator(model, max_tokens=most, completion_batch_size=count, prefill_batch_size=count)
     made.insert([[5]] * count, caches=stock)
 
-    def step() -> None:
+    def steps() -> None:
         for _ in range(BURST):
             made.next_generated()
-        mx.synchronize(made.stream)  # it computes a step ahead: none may run beside others' steps
+        mx.synchronize(made.stream)  # it computes a step ahead too
 
-    return step
+    return steps
 
 
 def in_turn(steps_of: list[Callable[[], None]], rounds: int) -> list[list[float]]:

@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
+from benches.children.synthetic import filled, single
 from kvd.cache import precision
 from kvd.cache.check import check
 from kvd.cache.inspection import inspect_layout
@@ -88,30 +89,13 @@ class Bench:
         blocks = -(-expected // BLOCK)
         cache = PagedCache(layout, BLOCK, blocks, initial_blocks=blocks, namespace=bytes(16))
         cache.paths = paths
-        for layer, (k, v) in zip(layout.layers, zip(cache.pool.k, cache.pool.v, strict=True), strict=True):
-            for side, dim in ((k, layer.k_dim), (v, layer.v_dim)):
-                new = mx.random.normal((1, layer.kv_heads, rows, dim)).astype(getattr(mx, layout.dtype))
-                for array, part in zip(side.parts, side.quantize(new), strict=True):
-                    array[..., :rows, :] = part
-                mx.eval(side.parts)
-        sequence = cache.open([], None, expected_rows=expected)
-        sequence.reserve(rows)
-        sequence.advance([1] * rows)
-        return cache, sequence
+        return cache, filled(cache, rows, expected - rows)
 
     def _ours(self, kv: str, position: int, rounds: int) -> Callable[[], None]:
         layout = precision.apply(self.native, kv)
         paths = check(self.model, layout, BLOCK, self.architecture).paths
         cache, sequence = self._filled(layout, paths, position, position + rounds + WARM + 1)
-
-        def step() -> None:
-            sequence.reserve(1)
-            out = forward(self.model, cache, [(sequence, [1])])
-            assert out is not None
-            mx.eval(mx.argmax(out, axis=-1))
-            sequence.advance([1])
-
-        return step
+        return single(self.model, cache, sequence)
 
     def _stock(self, bits: int, position: int) -> Callable[[], None]:
         caches = [QuantizedKVCache(GROUP, bits) if bits else KVCache() for _ in self.native.layers]

@@ -13,9 +13,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from benches.children.synthetic import filled, single
 from benches.rows import median_ratio, paired
-from kvd.cache.layout import KVLayout, LayerKV
-from kvd.cache.paged import CachedSequence, PagedCache, forward
+from kvd.cache.inspection import inspect_layout
+from kvd.cache.paged import PagedCache
 from kvd.models.load import load
 
 BLOCK = 256
@@ -58,26 +59,11 @@ def growth(model: Any, blocks: int, steps: int) -> dict[str, Any]:
 
 
 def paged_step(model: Any, position: int, steps: int, blocks: int = 0) -> Callable[[], None]:
-    attention = model.layers[0].self_attn
-    layer = LayerKV(attention.n_kv_heads, attention.head_dim, attention.head_dim)
-    layout = KVLayout((layer,) * len(model.layers), "float32")
-    needed = -(-(position + steps + 16) // BLOCK)
-    cache = PagedCache(layout, BLOCK, max(needed, blocks), initial_blocks=max(needed, blocks), namespace=bytes(16))
-    for array in cache.pool.arrays:
-        array[..., :position, :] = mx.random.normal((*array.shape[:2], position, array.shape[3]))
-    cache.pool.evaluate()
-    sequence: CachedSequence = cache.open([], None, expected_rows=position + steps + 16)
-    sequence.reserve(position)
-    sequence.advance([1] * position)
-
-    def step() -> None:
-        sequence.reserve(1)
-        logits = forward(model, cache, [(sequence, [1])])
-        assert logits is not None
-        mx.eval(mx.argmax(logits, axis=-1))
-        sequence.advance([1])
-
-    return step
+    layout = inspect_layout(model)
+    room = steps + 16
+    blocks = max(-(-(position + room) // BLOCK), blocks)
+    cache = PagedCache(layout, BLOCK, blocks, initial_blocks=blocks, namespace=bytes(16))
+    return single(model, cache, filled(cache, position, room))
 
 
 def stock_step(model: Any, position: int) -> Callable[[], None]:

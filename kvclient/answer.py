@@ -32,9 +32,16 @@ def answer(asked: Asked, body: dict[str, Any]) -> int:
         stdio.error(figures(done.stats))
     if done.finish_reason == "cancelled":
         return Cancelled.exit_code
-    if done.finish_reason == "length" and "max_tokens" not in asked.options:
-        stdio.complain(f"the answer was cut after {done.stats.completion_tokens} tokens, where the context ends")
+    if done.finish_reason == "length" and (cut := _cut(done.stats, asked)):
+        stdio.complain(f"the answer was cut after {done.stats.completion_tokens} tokens{cut}")
     return 0
+
+
+def _cut(stats: Stats, asked: Asked) -> str:
+    """Why an answer ended before its end; empty where that was asked for."""
+    if short := stats.out_of_memory:
+        return f": the {short['what']} needs {short['needed']} bytes more, {short['available']} can be had"
+    return "" if "max_tokens" in asked.options else ", where the context ends"
 
 
 def _show(stream: Any, bar: Bar, *, quiet: bool) -> tuple[Completion, str]:
@@ -69,8 +76,8 @@ def _note(event: Event, bar: Bar) -> None:
 
 def _plain(done: Completion, asked: Asked) -> dict[str, Any]:
     return {
-        "id": done.id, "model": asked.model or None, "text": done.text, "reasoning": done.reasoning or None,
-        "finish_reason": done.finish_reason, "stats": done.stats.to_wire(),
+        "id": done.id, "model": done.model or asked.model or None, "text": done.text,
+        "reasoning": done.reasoning or None, "finish_reason": done.finish_reason, "stats": done.stats.to_wire(),
     }  # fmt: skip
 
 

@@ -120,7 +120,7 @@ class Reply:
             raise ProtocolError(f"malformed done: {type(problem).__name__} {problem}", id=self._request.id) from None
         if not choices:
             raise ProtocolError("done without a choice", id=self._request.id)
-        return Completion(self._request.id, tuple(choices), stats)
+        return Completion(self._request.id, tuple(choices), stats, str(body.get("model") or ""))
 
     def _choice(self, body: Mapping[str, Any]) -> Choice:
         index = int(body.get("index", 0))

@@ -72,6 +72,7 @@ class Stats:
     recomputed_tokens: int = 0
     kv_precision: str = ""
     load_s: float = 0.0
+    out_of_memory: Mapping[str, Any] | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -105,11 +106,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A request's end. `choices` are ordered by index; the properties speak of the first."""
+    """A request's end. `choices` are ordered by index; the properties speak of the first. `model`: the name of the
+    model that answered, "" from a daemon that does not say it."""
 
     id: str
     choices: tuple[Choice, ...]
     stats: Stats
+    model: str = ""
 
     @property
     def text(self) -> str:

@@ -283,7 +283,7 @@ class Fleet:
         slot.use()
         stats = body.get("stats")
         if kind == "done" and isinstance(stats, dict):
-            stats["load_s"] = session.load_s
+            body["model"], stats["load_s"] = session.model, session.load_s
             self._metrics.add_stats(stats)
         self._sessions.finish(session, kind, body, str(body.get("code", "error")) if kind == "error" else "done")
 

@@ -23,7 +23,7 @@ class Count(Enum):
     WORKERS = ("kvd_workers_total", "event", "worker processes started, ready, stopped and lost")
     MODELS = ("kvd_models_unloaded_total", "reason", "models unloaded, by reason")
     STORE = ("kvd_store_events_total", "reason", "what the store did, dropped or refused")
-    MEMORY = ("kvd_memory_refusals_total", "reason", "loads and growth refused by the memory ledger")
+    MEMORY = ("kvd_memory_refusals_total", "reason", "loads and growth refused by the ledger, answers cut for it")
 
     @property
     def metric(self) -> str:
@@ -49,6 +49,8 @@ class Metrics:
         self.add(Count.COMPLETION_TOKENS, n=int(stats.get("completion_tokens") or 0))
         if reason := stats.get("miss_reason"):
             self.add(Count.MISSES, str(reason))
+        if stats.get("out_of_memory"):
+            self.add(Count.MEMORY, "answer")
 
     def snapshot(self, more: Mapping[Count, Mapping[str, int]]) -> list[dict[str, Any]]:
         """One map per counter that is not empty: name, label, help, values by label. `more` holds what is counted

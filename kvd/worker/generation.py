@@ -241,6 +241,19 @@ class Generation:
         for choice in choices:
             self.fail(choice.request, Internal(f"{what} failed: {type(problem).__name__}: {problem}"[:300]))
 
+    def _outgrown(self, choice: Choice, full: PoolFull) -> None:
+        """Nobody can give room any more: an answer ends with what it has and says why, a prompt with the error."""
+        block = self._cache.block_size * self._cache.layout.bytes_per_token()
+        problem = OutOfMemory(
+            f"the KV pool is full: {full.needed} blocks are needed, {full.free} can be had",
+            needed=full.needed * block, available=full.free * block, what="kv pool",
+        )  # fmt: skip
+        if not choice.started:
+            self.fail(choice.request, problem)
+            return
+        choice.request.out_of_memory = problem.details
+        self.end(choice, "length")
+
     def make_way(self, choice: Choice, full: PoolFull) -> bool:
         """The pool is full: preempt whoever comes last. True: room was made, try again."""
         active = [one for one in self._live.choices if one is not choice and one.stage is not Stage.WAITING]
@@ -251,11 +264,7 @@ class Generation:
             if loading or (waits and active) or self._finisher.writing:
                 self.stalled = not (waits and active)
                 return False
-            block = self._cache.block_size * self._cache.layout.bytes_per_token()
-            self.fail(choice.request, OutOfMemory(
-                f"the KV pool is full: {full.needed} blocks are needed, {full.free} can be had",
-                needed=full.needed * block, available=full.free * block, what="kv pool",
-            ))  # fmt: skip
+            self._outgrown(choice, full)
             return False
         loser = self._live.choice(who)
         self._finisher.release(loser)

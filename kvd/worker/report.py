@@ -82,6 +82,7 @@ def stats(request: Request, facts: Facts, stored: int, peak_bytes: int) -> dict[
         "recomputed_tokens": cost.recomputed,
         "kv_precision": facts.kv_precision,
         "load_s": 0.0,
+        "out_of_memory": dict(request.out_of_memory) if request.out_of_memory else None,
     }
 
 

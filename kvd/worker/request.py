@@ -40,7 +40,8 @@ class Cost:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`trail`: (chain, leading tokens up to its end) of the blocks that hold prompt and first answer, once it ended."""
+    """`trail`: (chain, leading tokens up to its end) of the blocks that hold prompt and first answer, once it ended.
+    `out_of_memory`: what an answer that was cut for lack of room needed, and what there was."""
 
     id: str
     prompt: Prompt
@@ -53,6 +54,7 @@ class Request:
     divergence: Mapping[str, Any] | None = None
     trail: Sequence[tuple[bytes, int]] = ()
     kv_rows: int = 0
+    out_of_memory: Mapping[str, Any] | None = None
 
     @property
     def tokens(self) -> tuple[int, ...]:

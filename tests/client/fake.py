@@ -32,7 +32,7 @@ def answer(message: Message, send: Send) -> None:
     send("text", {"text": "Hello", "index": 0})
     send("text", {"text": " world", "index": 0})
     send("finish", {"index": 0, "finish_reason": "stop"})
-    send("done", {"choices": [CHOICE], "stats": STATS})
+    send("done", {"choices": [CHOICE], "stats": STATS, "model": message.model or "tiny"})
 
 
 def silent(message: Message, send: Send) -> None:

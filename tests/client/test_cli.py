@@ -123,6 +123,7 @@ def test_json_is_one_object_with_text_and_stats() -> None:
     assert done.returncode == 0 and done.stdout.count(b"\n") == 1
     told = json.loads(done.stdout)
     assert (told["text"], told["finish_reason"], told["model"]) == ("Hello world", "stop", "demo")
+    assert json.loads(kv("--json", "hi").stdout)["model"] == "tiny"  # the daemon's default, by its name
     assert told["stats"]["cached_tokens"] == 6 and told["stats"]["first_divergence"] is None
 
 
@@ -151,6 +152,15 @@ def test_an_answer_cut_by_the_context_is_not_cut_silently(daemon: FakeDaemon) ->
     done = kv("hi")
     assert done.returncode == 0 and b"cut after 2 tokens" in done.stderr
     assert kv("-n", "2", "hi").stderr == b""
+
+
+def test_an_answer_cut_for_lack_of_memory_is_not_cut_silently(daemon: FakeDaemon) -> None:
+    short = {"needed": 4096, "available": 0, "what": "kv pool"}
+    cut = {"choices": [{**CHOICE, "finish_reason": "length"}], "stats": {**STATS, "out_of_memory": short}}
+    daemon.scripts["generate"] = lambda message, send: send("done", cut)
+    done = kv("-n", "100", "hi")
+    assert done.returncode == 0
+    assert done.stderr == b"kv: the answer was cut after 2 tokens: the kv pool needs 4096 bytes more, 0 can be had\n"
 
 
 def test_tokens_come_out_as_they_come_in(running: Any) -> None:

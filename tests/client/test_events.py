@@ -15,7 +15,7 @@ STATS: dict[str, Any] = {
     "completion_tokens": 3, "stored_tokens": 12, "queue_s": 0.1, "prefill_s": 0.2, "ttft_s": 0.3,
     "decode_tokens_per_s": 9.5, "kv_bytes": 1000, "first_divergence": {"token": 6, "text": "a", "stored_text": "b"},
     "miss_reason": "diverged", "peak_memory_bytes": 2000, "recomputed_tokens": 0, "kv_precision": "native",
-    "load_s": 1.5,
+    "load_s": 1.5, "out_of_memory": {"needed": 4096, "available": 0, "what": "kv pool"},
 }  # fmt: skip
 TOP = {"id": 8, "token": "x", "logprob": -2.0}
 KINDS: list[tuple[str, dict[str, Any], Event]] = [

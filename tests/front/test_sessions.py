@@ -28,7 +28,8 @@ def test_the_other_verbs_of_work_are_forwarded_too(client: Client, kind: str) ->
 
 
 def test_without_a_name_the_only_model_answers(client: Client) -> None:
-    assert client.call("generate", {"prompt": "say 1"})["choices"][0]["text"] == "0"
+    done = client.call("generate", {"prompt": "say 1"})
+    assert (done["choices"][0]["text"], done["model"]) == ("0", "demo")
 
 
 def test_an_unknown_model_is_an_error_that_names_the_known_ones_and_stays_out_of_the_log(

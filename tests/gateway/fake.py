@@ -26,6 +26,7 @@ STATS: dict[str, Any] = {
     "prefill_s": 0.2, "ttft_s": 0.3, "decode_tokens_per_s": 20.0, "kv_bytes": 1000,
     "first_divergence": {"token": 30, "text": "b", "stored_text": "a"},
     "miss_reason": None, "peak_memory_bytes": 5, "recomputed_tokens": 0, "kv_precision": "native", "load_s": 0.0,
+    "out_of_memory": None,
 }  # fmt: skip
 STATUS: dict[str, Any] = {
     "version": "0.1.0", "pid": 1, "requests": [], "models": [],

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvclient.errors import OutOfMemory
 from kvd.worker.scheduler import Limits
 from tests.worker.rig import Answer, B, Rig, ids, rows_seen
 
@@ -141,11 +140,33 @@ def test_sequences_that_outgrow_the_pool_are_preempted_and_still_give_their_answ
             assert computed(answer) == 4 * B
 
 
-def test_a_lone_answer_that_outgrows_the_pool_ends_with_both_numbers() -> None:
+def test_a_lone_answer_that_outgrows_the_pool_ends_with_its_text_and_both_numbers() -> None:
+    options = {"max_tokens": 100, "logit_bias": {2: -100}}
+    with Rig() as rig:
+        whole = rig.send(tokens=ids(3 * B, 1), **options).end().text
     with Rig(pool_blocks=4) as rig:
-        problem = rig.send(tokens=ids(3 * B, 1), max_tokens=100, logit_bias={2: -100}).end().problem()
-        assert isinstance(problem, OutOfMemory)
-        assert problem.details["what"] == "kv pool"
+        answer = rig.send(tokens=ids(3 * B, 1), **options).end()
+        [choice] = answer.body["choices"]
+        assert choice["finish_reason"] == "length" and answer.deltas == choice["text"]
+        assert choice["text"] and whole.startswith(choice["text"].rstrip("\ufffd"))
+        assert answer.stats["completion_tokens"] == B + 1  # the last was drawn, its row has no room
+        block = B * rig.cache.layout.bytes_per_token()
+        assert answer.stats["out_of_memory"] == {"needed": block, "available": 0, "what": "kv pool"}
+        assert answer.stats["stored_tokens"] == 4 * B
+        finish = next(body for kind, body in answer.events if kind == "finish")
+        assert finish["finish_reason"] == "length"
+        assert rig.ask(ids(2 * B, 3)).stats["out_of_memory"] is None
+
+
+def test_answers_to_one_prompt_that_outgrow_the_pool_each_end_with_their_text() -> None:
+    with Rig(pool_blocks=5) as rig:
+        options = {"n": 2, "seed": 1, "temperature": 1.0, "max_tokens": 100, "logit_bias": {2: -100}}
+        answer = rig.send(tokens=ids(3 * B, 1), **options).end()
+        for choice in answer.body["choices"]:
+            said = "".join(b["text"] for k, b in answer.events if k == "text" and b["index"] == choice["index"])
+            assert choice["finish_reason"] == "length" and said == choice["text"] != ""
+        assert answer.stats["out_of_memory"]["what"] == "kv pool"
+        assert rig.on_engine(lambda: (rig.cache.stats.sequences, rig.cache.stats.blocks_live)) == (0, 0)
 
 
 def test_a_stream_goes_on_within_a_chunk_of_a_long_prompt_and_both_get_their_answers() -> None:

@@ -120,7 +120,7 @@ class Store:
     path: Path | None = _key(None, kinds.PATH, "folder of the KV shards; auto: `store` in the home folder")
     limit: int = _key(
         20 * 2**30, kinds.SIZE,
-        "bytes on disk, index and temporary files included; 0: keep nothing on disk",
+        "bytes on disk, index and temporary files included; 0: off, what is there stays until `kvd cache clear`",
         live=True,
     )
     free_space: int = _key(5 * 2**30, kinds.SIZE, "free bytes on the disk that the store leaves to others", live=True)

@@ -96,13 +96,12 @@ def ask(verb: str, fields: dict[str, Any]) -> Answer:
 def offline(verb: str, fields: dict[str, Any]) -> Answer:
     """Raises HomeLocked with the pid when another process owns the home, and whatever the verb raises."""
     from kvd.config import load
-    from kvd.front.reload import limits
+    from kvd.front.storelike import open_store
     from kvd.home import Home, Lock
-    from kvd.store.store import Store
     from kvd.store.verbs import perform
 
     config = load()
     home = Home(config.home)
     home.create()
-    with Lock(home), Store.open(config.store_path, limits(config)) as store:
+    with Lock(home), open_store(config) as store:
         return perform(store, verb, fields)

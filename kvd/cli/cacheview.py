@@ -29,9 +29,12 @@ def exit_code(verb: str, answer: Answer) -> int:
 
 
 def stats(answer: Answer) -> RenderableType:
+    used = f"{format_size(answer['used'])} of {format_size(answer['limit'])}"
+    if answer.get("off"):
+        used = f"{format_size(answer['used'])}; the store is off (store.limit is 0)"
     today, total = format_size(answer["written_today_bytes"]), format_size(answer["written_total_bytes"])
     rows = [
-        ["used", f"{format_size(answer['used'])} of {format_size(answer['limit'])}"],
+        ["used", used],
         ["blocks", f"{tokens(answer['blocks'])} with {tokens(answer['tokens'])} tokens"],
         ["pins", tokens(answer["pins"])],
         ["written", f"{today} today, {total} in all"],

@@ -53,6 +53,8 @@ def store_line(store: Mapping[str, Any]) -> str:
     for reason in ("problem", "offline"):
         if store.get(reason):
             return f"not available: {store[reason]}"
+    if store.get("off"):
+        return off_line(store)
     text = f"{format_size(store.get('used', 0))} of {format_size(store.get('limit', 0))}"
     if "blocks" in store:
         text += f", {tokens(store['blocks'])} blocks"
@@ -61,6 +63,12 @@ def store_line(store: Mapping[str, Any]) -> str:
     if store.get("endurance_per_year") is not None:
         text += f" ({100 * store['endurance_per_year']:.1f} % of the drive's endurance per year)"
     return text
+
+
+def off_line(store: Mapping[str, Any]) -> str:
+    """Of a store whose limit is 0."""
+    left = store.get("shards_bytes", 0)
+    return f"off, {format_size(left)} left in {store.get('path')}; `kvd cache clear` removes them" if left else "off"
 
 
 def prompt_tokens(status: Status) -> dict[str, int]:

@@ -28,6 +28,8 @@ def existing(path: Path) -> Path:
 
 def space(config: Config) -> Finding:
     place = existing(config.store_path)
+    if not config.store.limit:
+        return ok("free space", "the store is off (store.limit is 0)")
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     detail = f"{format_size(free)} free at {place}; the store may take {format_size(config.store.limit)}"

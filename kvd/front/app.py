@@ -29,7 +29,8 @@ from kvd.front.reload import limits, reloaded
 from kvd.front.server import Server
 from kvd.front.sessions import Sessions
 from kvd.front.spawn import WORKER
-from kvd.front.storethread import StoreLike, StoreThread
+from kvd.front.storelike import StoreLike, open_store
+from kvd.front.storethread import StoreThread
 from kvd.front.verbs import Services
 from kvd.front.watch import Watch
 from kvd.home import Home, Lock, check_owner
@@ -101,17 +102,18 @@ class _Front:
         return 0
 
     def _open_store(self) -> StoreLike:
-        """In the store's thread: the daemon answers meanwhile."""
+        """In the store's thread: the daemon answers meanwhile. Called again when the store could not be opened, or was
+        lost."""
         old = wait_for_old_workers(self._home)
         if old:
             logger.info("took over", old_workers=old)
         clear_tmp(self._home)
-        return (self._parts.open_store or _open_store)(self._config)
+        return (self._parts.open_store or open_store)(self._config)
 
     def _reload(self) -> tuple[list[str], list[str]]:
         """Read the file again; flags keep their values. Raises BadRequest, and then nothing changes."""
         new, applied, restart = reloaded(self._services.config)
-        self._services.config = new
+        self._config = self._services.config = new
         self._services.fleet.set_config(new)
         self._services.store.set_limits(limits(new))
         logs.set_level(new.daemon.log_level)
@@ -153,9 +155,3 @@ def _preload(home: Path) -> Path | None:
     except KvdError as problem:
         logger.warning("OpenBLAS unavailable", problem=problem.message)
         return None
-
-
-def _open_store(config: Config) -> StoreLike:
-    from kvd.store.store import Store  # in the store's thread: `status` is answered before LMDB is loaded
-
-    return Store.open(config.store_path, limits(config))

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvclient.errors import KvdError, ProtocolError, StoreError
 from kvclient.wire import Message
 from kvd.front.audience import Audience
 from kvd.front.logs import logger
+from kvd.front.storelike import Asker, StoreLike
 from kvd.messages import (
     Abandon,
     BadShard,
@@ -33,47 +34,16 @@ from kvd.messages import (
     to_front,
 )  # fmt: skip
 from kvd.store.base import Found, Limits, Refusal, Reservation
-from kvd.store.departed import Departure
+from kvd.store.departed import EVERYTHING, Departure
 
 MOST = 4096
 """asks that may wait; beyond it lookups find nothing and reservations are refused"""
 TEND_S = 2.0
 """between rounds of the store's own upkeep"""
-RETRY_S = 30.0
-"""between attempts to open a store that could not be opened"""
+RETRY_S = 5.0
+"""between attempts to open a store that could not be opened, or whose folder is gone"""
 UNAVAILABLE = "store_unavailable"
 T = TypeVar("T")
-
-
-class StoreLike(Protocol):
-    """What the front needs of `kvd.store.Store`."""
-
-    def lookup(self, namespace: bytes, chains: Sequence[bytes], parent: bytes, tail: Sequence[int]) -> Found: ...
-    def reserve(
-        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], start: int, nbytes: int,
-        preview: str = "",
-    ) -> Reservation | Refusal: ...
-    def label(self, namespace: bytes, model: str) -> None: ...
-    def commit(self, written: list[Written]) -> list[CommittedItem]: ...
-    def abandon(self, reservation: int, reason: str) -> None: ...
-    def touched(self, namespace: bytes, chains: Sequence[bytes]) -> None: ...
-    def pin(self, namespace: bytes, chains: Sequence[bytes], ttl_s: float | None = None) -> object: ...
-    def quarantine(self, namespace: bytes, chain: bytes, reason: str) -> None: ...
-    def departed(self) -> Sequence[Departure]: ...
-    def tend(self) -> bool: ...
-    def set_limits(self, limits: Limits) -> None: ...
-    def stats(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
-
-
-class Asker(Protocol):
-    """A worker, as the store thread sees it. `send` is called on the loop's thread."""
-
-    @property
-    def run(self) -> int: ...
-    @property
-    def model(self) -> str: ...
-    def send(self, message: ToWorker) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +72,7 @@ class StoreThread:
         self._queue: queue.SimpleQueue[_Ask | _Forget | _Do | None] = queue.SimpleQueue()
         self._store: StoreLike | None = None
         self._problem = "opening"
+        self._off = False
         self._counts: Counter[str] = Counter()
         self._runs: dict[int, int] = {}
         self._audience: Audience[Asker] = Audience()
@@ -157,6 +128,8 @@ class StoreThread:
         self._retry_at = time.monotonic() + RETRY_S
         try:
             self._store = self._open()
+            if self._counts["store_lost"]:
+                logger.info("store is back", after=self._problem)
             self._problem = ""
         except Exception as problem:  # noqa: BLE001  the edge of the thread: whatever it is, serving goes on
             if str(problem) != self._problem:
@@ -195,9 +168,24 @@ class StoreThread:
         while not self._queue.empty():
             items.append(self._queue.get())
         if time.monotonic() >= self._tend_at:
+            self._look()
             more = self._guard("tend", lambda store: store.tend(), False)
             self._tend_at = time.monotonic() + (0.0 if more else TEND_S)
         return items
+
+    def _look(self) -> None:
+        """A store whose folder was deleted, or whose disk was unmounted, is given up, and opened again once that can
+        be. What it counted stays counted."""
+        problem = self._guard("look", lambda store: store.gone(), "")
+        if not problem:
+            return
+        logger.error("store lost", problem=problem)
+        self._counts += Counter(self._stats.get("counters", {}))
+        self._counts["store_lost"] += 1
+        self._guard("close", lambda store: store.close(), None)
+        self._store, self._stats, self._problem, self._retry_at = None, {}, problem, 0.0
+        self._runs.clear()
+        self._tell((EVERYTHING,))
 
     def _guard(self, what: str, use: Callable[[StoreLike], Any], otherwise: Any) -> Any:
         """Use the store; when that fails count why, and give `otherwise`."""
@@ -290,6 +278,13 @@ class StoreThread:
         if self._store is not None and now - self._stats_at > 0.5:
             self._stats_at = now
             self._stats = self._guard("stats", lambda store: store.stats(), self._stats)
+            self._say_off(bool(self._stats.get("off")))
+
+    def _say_off(self, off: bool) -> None:
+        if off != self._off:
+            self._off = off
+            left, path = self._stats.get("shards_bytes"), self._stats.get("path")
+            logger.warning("store off" if off else "store on", path=path, bytes=left, clear="kvd cache clear")
 
 
 def _reserve(store: StoreLike, model: str, asked: Reserve) -> Reservation | Refusal:

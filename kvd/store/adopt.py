@@ -89,7 +89,9 @@ def quarantine_file(core: Core, path: str, disk: int, reason: str) -> None:
 
 def enforce(core: Core) -> None:
     """Limits hold on return. Orphans get their rows first if anything has to go, so that pins and the order of leaving
-    are known for them too. Raises OSError, IndexFailed."""
+    are known for them too. A store that is off is left as it is. Raises OSError, IndexFailed."""
+    if core.limits.off:
+        return
     if core.orphans and core.ledger.missing(0) > 0:
         adopt(core, list(core.orphans.values()))
     core.make_room(0, force=True)

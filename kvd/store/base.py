@@ -23,9 +23,10 @@ def disk_bytes(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings of a store; sizes in bytes, 0 meaning none except for `limit`, where it means: keep nothing."""
+    """Settings of a store; sizes in bytes, 0 meaning none."""
 
     limit: int
+    """0: the store is off. Nothing is read or written, and what is there stays until somebody clears it"""
     free_space: int = 0
     """bytes of the volume left to others"""
     durable: bool = True
@@ -34,6 +35,10 @@ class Limits:
     """per model: all its namespaces together"""
     tbw: int = 0
     """bytes the drive's maker says can be written to it in its life"""
+
+    @property
+    def off(self) -> bool:
+        return self.limit == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ class Core:
         self.departed = Departures()
         self.counters: Counter[str] = Counter()
         self.pending: dict[int, Reservation] = {}
-        self.last_reservation = 0
         self.by_chain: dict[bytes, int] = {}
         """chain -> pending reservation"""
         self.orphans: dict[bytes, Lying] = {}

@@ -34,6 +34,7 @@ def stats(core: Core) -> dict[str, Any]:
         "pins": len(core.pins),
         "durable": core.limits.durable,
         "offline": core.offline,
+        "off": core.limits.off,
         "models": dict(by_model),
         "written_today_bytes": core.wear.today,
         "written_total_bytes": core.wear.total,

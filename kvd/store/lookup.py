@@ -12,7 +12,7 @@ from kvd.store.table import Slot
 
 def lookup(core: Core, namespace: bytes, chains: Sequence[bytes], parent: bytes, tail: Sequence[int]) -> Found:
     """See `Store.lookup`. What is found is the most recently used now, though no hit yet."""
-    if core.offline:
+    if core.offline or core.limits.off:
         return Found()
     hits: list[Entry] = []
     last, rows = parent, 0

@@ -8,6 +8,7 @@ import os
 import plistlib
 import sys
 
+from kvclient.errors import StoreError
 from kvd.store.adopt import enforce, quarantine_file, rebuild_index
 from kvd.store.check import sound
 from kvd.store.core import Core
@@ -16,9 +17,23 @@ from kvd.store.index import Batch
 from kvd.store.kv import IndexFailed
 from kvd.store.ledger import HEADROOM
 from kvd.store.scan import Listing, remove, scan
-from kvd.store.tree import TAG
+from kvd.store.tree import OURS, TAG
 
 _SMALL_LIMIT = 16 * 1024 * 1024
+
+
+def make_root(core: Core) -> None:
+    """The store's folder. Raises StoreError for one that holds files but no store: they would be collected as foreign;
+    OSError."""
+    root, tag = core.tree.root, os.path.basename(core.tree.tag)
+    if not os.path.isdir(root):
+        os.makedirs(root, mode=0o700)
+        core.files.fsync_dir(os.path.dirname(root))
+    names = {item.name for item in core.files.list(root)}
+    if tag not in names and (foreign := sorted(names - OURS)):
+        raise StoreError(
+            f"{root} holds {foreign[0]!r} and is no store of kvd: give store.path a folder of its own", path=root
+        )
 
 
 def make_folders(core: Core) -> None:
@@ -55,7 +70,8 @@ def fill(core: Core) -> None:
     core.orphans = dict(listing.shards)
     _load_small(core)
     core.measure()
-    core.collect_junk(core.ledger.missing(0))
+    if not core.limits.off:
+        core.collect_junk(core.ledger.missing(0))
     if _trusted(core):
         try:
             core.index.reopen()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from itertools import count
+from typing import Final
 
 from kvd.cache.chain import next_chain
 from kvd.store.adopt import adopt
@@ -11,6 +13,9 @@ from kvd.store.base import Refusal, Reservation, disk_bytes
 from kvd.store.core import Core
 from kvd.store.kv import IndexFailed
 from kvd.store.lookup import best_child
+
+NUMBERS: Final = count(1)
+"""of reservations, never used twice in a process: a store that was opened again takes no answer meant for the last"""
 
 
 def reserve(
@@ -30,8 +35,7 @@ def reserve(
     if reason:
         core.counters[f"refused.{reason}"] += 1
         return Refusal(reason)
-    core.last_reservation += 1
-    number = core.last_reservation
+    number = next(NUMBERS)
     found = Reservation(
         number, namespace, chain, parent, tuple(tokens), start, nbytes, preview,
         core.tree.temp(number, chain), core.tree.shard(namespace, chain), core.limits.durable,
@@ -46,6 +50,8 @@ def _refuses(
     core: Core, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], nbytes: int
 ) -> str:
     """"" or a counter's name. Cheap reasons first; what makes room comes last."""
+    if core.limits.off:
+        return "off"
     if core.offline:
         return "offline"
     if chain in core.orphans:

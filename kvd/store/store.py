@@ -49,7 +49,7 @@ class Store:
     ) -> Store:
         """Take the lock, bring index and folder together, enforce the limit. Opens no shard unless the index is lost.
 
-        Raises StoreError: in use (details: pid), or the folder cannot be used."""
+        Raises StoreError: in use (details: pid), a folder with files of others, or one that cannot be used."""
         files = files or RealFiles()
         tree = Tree(os.path.abspath(folder))
 
@@ -61,9 +61,7 @@ class Store:
         core = Core(files, tree, limits, clock, Index(make))
         lock = None
         try:
-            if not os.path.isdir(tree.root):
-                os.makedirs(tree.root, mode=0o700)
-                files.fsync_dir(os.path.dirname(tree.root))
+            opening.make_root(core)
             lock = StoreLock(os.path.join(tree.root, "lock"))
             opening.make_folders(core)
             opening.fill(core)
@@ -184,6 +182,8 @@ class Store:
             core.probe()
             if core.offline:
                 return False
+        if core.limits.off:
+            return False
         try:
             if core.index_lost:
                 rebuild_index(core)
@@ -199,10 +199,28 @@ class Store:
             core.counters[f"tend.{problem.reason}"] += 1
         return bool(core.orphans) and not core.offline
 
+    def gone(self) -> str:
+        """Why the folder is not what was opened (deleted, replaced, unmounted), so that the store must be opened again;
+        "" while it is."""
+        tree = self.core.tree
+        if not self._lock.there():
+            return f"{tree.root} was deleted, replaced or unmounted"
+        for path in (tree.tag, *tree.folders):
+            try:
+                self.core.files.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return f"{path} is gone"
+            except OSError:
+                return ""
+        return ""
+
     def set_limits(self, limits: Limits) -> None:
-        """Change limits while running; a lower one is enforced before this returns (`durable` needs a restart)."""
+        """Change limits while running; a lower one is enforced before this returns, 0 switches the store off (`durable`
+        needs a restart)."""
         core = self.core
         core.limits = limits
+        if limits.off:
+            core.departed.all()
         core.ledger.limit = limits.limit
         try:
             enforce(core)
@@ -212,10 +230,16 @@ class Store:
             core.counters[f"limits.{problem.reason}"] += 1
 
     def close(self) -> None:
-        """Give up what is pending, write hits and wear, mark the index as closed in order, release the lock."""
+        """Give up what is pending, write hits and wear, mark the index as closed in order, release the lock. Of a
+        folder that is gone nothing is touched: what has its name may be another."""
         if self._closed:
             return
         core = self.core
+        if self.gone():
+            self._closed = True
+            core.index.close()
+            self._lock.release()
+            return
         for reservation in list(core.pending):
             self.abandon(reservation, "closed")
         try:

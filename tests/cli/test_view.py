@@ -57,6 +57,16 @@ def test_a_daemon_that_just_started_is_shown_without_gaps() -> None:
     assert "not available: opening" in text
 
 
+def test_a_store_that_is_off_says_what_it_left_on_the_disk_and_how_to_remove_it() -> None:
+    off = {"off": True, "shards_bytes": 3 * 2**30, "path": "/h/store", "limit": 0, "used": 3 * 2**30}
+    assert "store    off, 3 GiB left in /h/store; `kvd cache clear` removes them" in printed(
+        view.page({**STATUS, "store": off})
+    )
+    assert view.store_line({**off, "shards_bytes": 0}) == "off"
+    numbers = {"blocks": 3, "tokens": 9, "pins": 0, "durable": True, "written_today_bytes": 0, "written_total_bytes": 0}
+    assert "the store is off (store.limit is 0)" in printed(cacheview.stats({**off, **numbers}))
+
+
 def node(**fields: Any) -> dict[str, Any]:
     base = {
         "namespace": "00", "model": "demo", "chain": "ab" * 16, "preview": "You are", "start": 0, "tokens": 256,

@@ -195,3 +195,39 @@ def test_a_home_that_cannot_be_used_is_one_clear_line(name: str) -> None:
         assert len(done.stderr.splitlines()) == 1
     finally:
         shutil.rmtree(made.home)
+
+
+def test_a_store_folder_deleted_under_the_daemon_is_made_again_and_no_worker_pays_for_it() -> None:
+    with daemon() as made, made.client() as client:
+        client.call("generate", {"prompt": "say 1"}, "demo")
+        until(lambda: made.status()["store"]["available"], "the store is open")
+        worker = made.model()["pid"]
+        shutil.rmtree(made.home / "store")
+        until(lambda: made.count("kvd_store_events_total", "store_lost"), "the loss is noticed")
+        until(lambda: made.status()["store"]["available"], "the store is back")
+        assert (made.home / "store" / "CACHEDIR.TAG").exists()
+        assert client.call("generate", {"prompt": "say 1"}, "demo")["stats"]["pid"] == worker
+        assert [line["event"] for line in made.logs() if line["event"] in ("store lost", "store is back")] == [
+            "store lost", "store is back"
+        ]  # fmt: skip
+
+
+def test_a_store_that_opens_late_does_not_cost_this_daemons_own_workers() -> None:
+    """Only workers of an earlier front are waited for, and ended if they stay."""
+    with daemon("store.limit=1GB") as made, made.client() as client:
+        until(lambda: made.status()["store"]["available"], "the store is open")
+        made.stop()
+        (made.home / "store" / "CACHEDIR.TAG").unlink()
+        (made.home / "store" / "foreign").write_text("x")
+        made.start()
+        until(lambda: "foreign" in made.status()["store"].get("problem", ""), "the store is refused")
+        worker = client.call("generate", {"prompt": "say 1"}, "demo")["stats"]["pid"]
+        (made.home / "store" / "foreign").unlink()
+        until(lambda: made.status()["store"]["available"], "the store is open at last")
+        assert client.call("generate", {"prompt": "say 1"}, "demo")["stats"]["pid"] == worker
+
+
+def test_a_store_that_is_off_is_logged_and_shown() -> None:
+    with daemon("store.limit=0") as made:
+        until(lambda: made.status()["store"].get("off"), "the store is off")
+        until(lambda: [line for line in made.logs() if line["event"] == "store off"], "it is logged")

@@ -48,6 +48,7 @@ class FakeStore:
     calls: list[str] = field(default_factory=list)
     thread: set[int] = field(default_factory=set)
     left: tuple[Departure, ...] = ()
+    lost: str = ""
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -93,6 +94,9 @@ class FakeStore:
     def departed(self) -> tuple[Departure, ...]:
         left, self.left = self.left, ()
         return left
+
+    def gone(self) -> str:
+        return self.lost
 
     def tend(self) -> bool:
         return False
@@ -222,6 +226,37 @@ def test_a_store_whose_disk_comes_back_is_opened(monkeypatch: pytest.MonkeyPatch
             await worker.next()
         assert await thread.do(lambda s: s.stats()) == {"blocks": 3, "counters": {"lookups": 2}}
         assert thread.status()["available"] and "problem" not in thread.status()
+        await thread.close(10)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_store_whose_folder_is_gone_is_given_up_counted_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storethread, "TEND_S", 0.01)
+    monkeypatch.setattr(storethread, "RETRY_S", 0.01)
+    first, second = FakeStore(), FakeStore()
+    attempts: list[FakeStore | StoreError] = [first, StoreError("not mounted"), second]
+
+    def open_store() -> FakeStore:
+        found = attempts.pop(0)
+        if isinstance(found, StoreError):
+            raise found
+        return found
+
+    async def main() -> None:
+        thread, worker = StoreThread(open_store), Worker()
+        thread.ask(worker, LOOKUP.encode())
+        assert isinstance(await worker.next(), LookedUp)
+        while not thread.counts().get("lookups"):
+            await asyncio.sleep(0.01)
+        first.lost = "deleted"
+        assert await worker.next() == Left((), (), everything=True)
+        while attempts:
+            await asyncio.sleep(0.01)
+        assert await thread.do(lambda s: s) is second  # type: ignore[comparison-overlap]
+        assert first.calls[-1] == "close"
+        counts = thread.counts()
+        assert (counts["store_lost"], counts["store_unavailable"]) == (1, 1) and counts["lookups"] >= 2
         await thread.close(10)
 
     asyncio.run(asyncio.wait_for(main(), 20))

@@ -10,6 +10,7 @@ import pytest
 from kvclient.errors import StoreError
 from kvd.cache.chain import next_chain
 from kvd.store.base import Limits, Refusal, Reservation
+from kvd.store.departed import EVERYTHING
 from kvd.store.shard import store_shard
 from kvd.store.upkeep import clear, finish, gc
 from tests.store.conftest import World, reserve, write
@@ -122,9 +123,55 @@ def test_a_lowered_limit_holds_at_once_even_against_pins(actor: Actor) -> None:
     actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks([0, 1, 2, 3, 4])])
     actor.store.set_limits(Limits(650_000))
     assert du(actor.store.core.tree.root) <= 650_000
-    actor.store.set_limits(Limits(0))
+    actor.store.set_limits(Limits(1))
     assert len(actor.store.core.table) == 0
     assert actor.put(PROMPT) == 0
+
+
+def shards(world: World) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(world.folder, "blocks").rglob("*.*")}
+
+
+def test_a_limit_of_0_switches_the_store_off_and_leaves_what_is_there(world: World) -> None:
+    actor = world.open()
+    actor.put(PROMPT)
+    before = shards(world)
+    actor.store.departed()
+    actor.store.set_limits(Limits(0))
+    assert actor.store.departed() == (EVERYTHING,)
+    for start in (False, True):
+        off = world.reopen(0, free_space=1 << 60) if start else actor
+        off.reasons.clear()
+        store = off.store
+        assert (off.get(PROMPT), off.put([70, 71])) == (0, 0) and off.reasons == ["off"]
+        while store.tend():
+            pass
+        found = store.stats()
+        assert found["off"] and found["blocks"] == 3 and found["shards_bytes"] > 0
+        assert shards(world) == before
+    off.store.set_limits(Limits(8_000_000))
+    assert off.get(PROMPT) == len(PROMPT) and not off.store.stats()["off"]
+
+
+def test_a_start_with_limit_0_leaves_foreign_files_and_orphans_alone_too(world: World) -> None:
+    actor = world.open()
+    place = reserve(actor, [1, 2])
+    assert isinstance(place, Reservation)
+    write(actor, place, [1, 2])
+    crash(actor.store)
+    world.stores.clear()
+    Path(world.folder, "blocks", "x.bin").write_bytes(bytes(100))
+    before = shards(world)
+    store = world.open(0).store
+    store.tend()
+    assert shards(world) == before and len(before) == 2
+
+
+def test_what_a_store_that_is_off_still_holds_can_be_cleared(world: World) -> None:
+    world.open().put(PROMPT)
+    off = world.reopen(0)
+    assert finish(clear(off.store.core)).checked == 3
+    assert shards(world) == {} and off.store.stats()["shards_bytes"] == 0
 
 
 def test_a_pin_holds_the_path_to_the_root_until_it_expires(world: World) -> None:

@@ -1,23 +1,33 @@
 """`python -P -m kvd.calibrate.child ORDER`: the process of one calibration, which owns mlx.
 
-ORDER is JSON, see `kvd.calibrate.process.Order`. Standard output carries a JSON object per line: {"note"},
-{"plan": {rows, seconds}}, {"at": rows, "doing"}, and last {"result"} or {"error": {code, message, details}}. It ends
-with its standard input, a pipe that only its parent has open.
+ORDER is JSON, see `kvd.calibrate.process.Order`. Standard output carries a JSON object per line: {"plan": {tokens,
+settings, seconds, …}}, {"doing", "kind", "share", "left"} with the share of the time that has gone and the seconds
+left, and last {"result"} or {"error": {code, message, details}}. It ends with its standard input, a pipe that only its
+parent has open.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from kvclient.errors import Internal, KvdError, OutOfMemory
 from kvd import leash
+from kvd.calibrate.plan import Pace, Plan, Stage, Stages
 from kvd.calibrate.process import Order, order_of
+from kvd.calibrate.result import Calibration, stored
+
+if TYPE_CHECKING:
+    from kvd.cache.layout import KVLayout
+    from kvd.cache.paths import Paths
 
 MARK: Final = "TEXT-GOES-HERE"
 PROBE_ROWS: Final = 128
@@ -25,22 +35,31 @@ PROBE_ROWS: Final = 128
 
 
 class Teller:
-    """Writes messages; progress at most every few rows."""
+    """Writes messages: each stage, and how far it is after every pass."""
 
     def __init__(self, out: TextIO) -> None:
-        self._out, self._rows, self._doing = out, 0, ""
+        self._out = out
+        self._pace: Pace | None = None
+        self._kind = self._doing = ""
 
     def tell(self, **message: Any) -> None:
         self._out.write(json.dumps(message) + "\n")
         self._out.flush()
 
-    def tick(self, rows: int) -> None:
-        self._rows += rows
-        self.tell(at=self._rows, doing=self._doing)
+    def plan(self, stages: Stages, **facts: Any) -> None:
+        self._pace = Pace(stages)
+        self.tell(plan={**facts, "seconds": self._pace.left})
 
-    def doing(self, what: str) -> None:
-        self._doing = what
-        self.tell(at=self._rows, doing=what)
+    def doing(self, kind: str, what: str) -> None:
+        self._kind, self._doing = kind, what
+        if self._pace is not None:
+            self._pace.begin(kind)
+        self.tick()
+
+    def tick(self) -> None:
+        if self._pace is not None:
+            share, left = round(self._pace.share, 4), round(self._pace.left, 1)
+            self.tell(doing=self._doing, kind=self._kind, share=share, left=left)
 
 
 def main() -> int:
@@ -64,19 +83,18 @@ def main() -> int:
 
 def calibrate(order: Order, teller: Teller) -> str:
     """The result as `kvd.calibrate.result.dumps` writes it."""
-    from kvd.cache.check import check
     from kvd.cache.inspection import inspect_layout
     from kvd.calibrate import plan as plans
-    from kvd.calibrate import result, trial
+    from kvd.calibrate import result
     from kvd.calibrate.material import DOCUMENT, PLAIN_QUESTIONS, Question, prepare, shipped
     from kvd.calibrate.run import METHOD, Run, stops_of
+    from kvd.calibrate.trial import Means
     from kvd.models.load import load
 
     began = time.monotonic()
     loaded = load(order.folder, available=order.memory)
     info, tokenizer = loaded.info, loaded.tokenizer
     layout = inspect_layout(loaded.model, info.architecture)
-    report = check(loaded.model, layout, order.block_size, info.architecture)
     context = info.context_length or plans.TOKENS_GPU
     tokens = min(order.tokens or plans.default_tokens(info.backend, info.context_length), context)
     if order.text is None:
@@ -88,28 +106,70 @@ def calibrate(order: Order, teller: Teller) -> str:
         text, questions, lambda words: [int(i) for i in tokenizer.encode(words, add_special_tokens=False)],
         frame=frame(tokenizer), tokens=tokens, window=order.window or plans.WINDOW,
     )  # fmt: skip
-    warnings = []
-    if material.tokens < tokens:
-        warnings.append(f"the text has {material.tokens:,} tokens only, {tokens:,} were asked for")
+    asked, warnings = order.tokens or tokens, []
+    if material.tokens < asked:
+        what = f"the text has {material.tokens:,}" if material.tokens < tokens else f"the model takes {context:,}"
+        warnings.append(f"{what} tokens only, {asked:,} were asked for")
     _check_memory(order.memory, info.weights_bytes, layout.bytes_per_token(), material.tokens)
+    backend = f"{info.backend}, mlx {version('mlx')}"
+    chunk = 512 if info.backend == "cpu" else 2048
+    basis = digest(order.identity, METHOD, backend, layout.describe(), order.block_size, chunk, asdict(material))
+    known = known_of(order, basis)
     plan = plans.make(order.presets, len(layout.layers), material.tokens, len(material.window))
-    teller.tell(plan={"rows": plan.rows, "seconds": _seconds(loaded, plan), "tokens": material.tokens,
-                      "full": len(plan.full), "backend": info.backend, "context": context})  # fmt: skip
-    means = trial.Means(
-        model=loaded.model, paths=report.paths, block=order.block_size,
-        chunk=512 if info.backend == "cpu" else 2048, stops=stops_of(tokenizer), tick=teller.tick,
+    stages = plans.remaining(_stages(loaded, plan), plan, known)
+    teller.plan(
+        stages, tokens=material.tokens, backend=info.backend, context=context, since=known.made_at if known else None,
+        settings=stages["preset"].count + stages["native"].count,
     )  # fmt: skip
-    run = Run(means, layout, material, plan, order.gate, lambda ids: str(tokenizer.decode(ids)), teller.doing)
-    found = run.everything(order.budget)
+    means = Means(
+        model=loaded.model, paths=_paths(loaded.model, layout, order.block_size, info.architecture),
+        block=order.block_size, chunk=chunk, stops=stops_of(tokenizer), tick=teller.tick,
+    )  # fmt: skip
+    run = Run(
+        means, layout, material, plan, order.gate, order.budget, lambda ids: str(tokenizer.decode(ids)), teller.doing,
+        known,
+    )  # fmt: skip
+    found = run.everything()
     return result.dumps(
         result.Calibration(
-            model=order.name, identity=order.identity, tokens=material.tokens, window=len(material.window),
-            context=context, text=named, backend=f"{info.backend}, mlx {version('mlx')}", dtype=layout.dtype,
+            model=order.name, identity=order.identity, basis=basis, tokens=material.tokens,
+            window=len(material.window), context=context, text=named, backend=backend, dtype=layout.dtype,
             gate=order.gate, method=METHOD, settings=found.settings, sides=found.sides, layers=found.layers,
             best=found.best, budget=order.budget, seconds=round(time.monotonic() - began, 1), made_at=time.time(),
             warnings=(*info.notes, *warnings, *found.warnings),
         )
     )  # fmt: skip
+
+
+def _paths(model: Any, native: KVLayout, block: int, architecture: str) -> Callable[[KVLayout], Paths]:
+    """The attention paths as a worker has them after its check at load, which starts a process on some devices: that
+    is done for the native layout only."""
+    from kvd.cache.check import check, check_device, narrowed, query_heads
+
+    paths = check(model, native, block, architecture).paths
+
+    def of(layout: KVLayout) -> Paths:
+        if layout == native:
+            return paths
+        return narrowed(paths, check_device(layout, block, query_heads(model, layout), view=paths.view), layout)
+
+    return of
+
+
+def digest(*parts: Any) -> str:
+    """Of everything that decides what is measured."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def known_of(order: Order, basis: str) -> Calibration | None:
+    """What the model's kept result has on the same basis."""
+    if order.kept is None:
+        return None
+    try:
+        found = stored(order.kept)
+    except ValueError:
+        return None  # the command that gave the order has said so
+    return found if found is not None and found.basis == basis else None
 
 
 def frame(tokenizer: Any) -> tuple[list[int], str]:
@@ -134,23 +194,28 @@ def _check_memory(memory: int | None, weights: int, per_token: int, tokens: int)
         )  # fmt: skip
 
 
-def _seconds(loaded: Any, plan: Any) -> float:
-    """About how long the plan will take, from one short pass."""
-    import mlx.core as mx
-
+def _stages(loaded: Any, plan: Plan) -> dict[str, Stage]:
+    """The plan with its seconds, from a short pass and a step."""
     from kvd.calibrate import plan as plans
 
-    ids = mx.array([[1 + i % 99 for i in range(PROBE_ROWS)]])
-    took = []
-    for _ in range(2):
-        began = time.perf_counter()
-        mx.eval(loaded.model(ids))
-        took.append(time.perf_counter() - began)
     info = loaded.info
     elements = info.weights_bytes / (4 if info.backend == "cpu" else 2)
     factor = plans.ATTENTION_CPU if info.backend == "cpu" else plans.ATTENTION_GPU
     share = factor * 2 * info.heads * info.head_dim * info.layers / elements
-    return plans.seconds(plan, min(took) / PROBE_ROWS, share)
+    return plans.stages(plan, _took(loaded.model, PROBE_ROWS) / PROBE_ROWS, share, _took(loaded.model, 1))
+
+
+def _took(model: Any, rows: int) -> float:
+    """Seconds of one pass; the first may compile kernels."""
+    import mlx.core as mx
+
+    ids = mx.array([[1 + i % 99 for i in range(rows)]])
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        mx.eval(model(ids))
+        took.append(time.perf_counter() - began)
+    return min(took)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvd.calibrate.result import Calibration, Quality, stored
+from kvd.calibrate.result import NATIVE, Calibration, Quality, stored
 
 AUTO: Final = "auto"
-NATIVE: Final = "native"
 WORTH: Final = 8192
 """tokens of context from which a calibration says enough, or the model's limit"""
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
-from kvd.calibrate.result import Calibration, Setting
-from kvd.calibrate.table import short_name
+from kvd.calibrate.result import AGAIN, NATIVE, Calibration, Setting
+from kvd.calibrate.table import labels
 
 WIDTH: Final = 720
 HEIGHT: Final = 440
@@ -19,15 +19,15 @@ BOTTOM: Final = 60
 STYLE: Final = """
 text{font:13px system-ui,sans-serif;fill:#222}.small{font-size:11px;fill:#666}.axis{stroke:#999}.grid{stroke:#ddd}
 .gate{stroke:#c33;stroke-dasharray:5 4}.gatetext{fill:#c33;font-size:11px}.ok{fill:#1a7f4b}.bad{fill:#b3541e}
-.back{fill:#fff}
+.back{fill:#fff}.noise{stroke:#999;stroke-dasharray:2 4}
 @media (prefers-color-scheme:dark){text{fill:#eee}.small{fill:#aaa}.grid{stroke:#333}.back{fill:#161616}
 .ok{fill:#4fc98a}.bad{fill:#f0a06a}.gate{stroke:#f77}.gatetext{fill:#f77}}
 """
 
 
 def svg(found: Calibration) -> str:
-    """Settings but native (whose divergence is 0), the gate as a line."""
-    items = [item for item in found.settings if item.name != "native"]
+    """Settings but native (whose divergence is 0); the gate and what rounding does as lines."""
+    items = [item for item in found.settings if item.name not in (NATIVE, AGAIN)]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="KV precisions of {escape(found.model)}: divergence against bytes per token">',
@@ -68,11 +68,16 @@ def _plot(items: Sequence[Setting], found: Calibration) -> Iterator[str]:
         f'<text class="gatetext" x="{LEFT + 6}" y="{gate - 5:.1f}">gate: {found.gate.max_kld:g}, and the same top '
         f"token at {found.gate.min_same_top:.0%}</text>"
     )
+    again, called = found.setting(AGAIN), labels(found)
+    if again is not None and again.quality.kld_mean > 10**low:
+        noise = y(again.quality.kld_mean)
+        yield f'<line class="noise" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{noise:.1f}" y2="{noise:.1f}"/>'
+        yield f'<text class="small" x="{LEFT + 6}" y="{noise - 5:.1f}">rounding: native in other chunks</text>'
     taken: list[tuple[float, float]] = []
     for item in sorted(items, key=lambda one: one.quality.kld_mean):
         across, down = x(item.bytes_per_token), y(item.quality.kld_mean)
         kind = "ok" if item.quality.passes(found.gate) else "bad"
-        label = f"{short_name(item.name)} · {item.quality.same_top:.1%}"
+        label = f"{called[item.name]} · {item.quality.same_top:.1%}"
         shift = 4.0
         while any(abs(across - left) < 100 and abs(down + shift - top) < 14 for left, top in taken):
             shift += 14

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvclient.errors import WorkerLost, from_wire
 from kvd.calibrate.result import Calibration, Gate, loads
-from kvd.front.spawn import environment
+from kvd.front.spawn import environment, keep_kernels
 from kvd.home import Home
 from kvd.models import blas
 
@@ -24,7 +24,8 @@ CHILD = (sys.executable, "-P", "-m", "kvd.calibrate.child")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to calibrate. tokens, window: None for the machine's defaults. memory: most bytes, None for no limit."""
+    """What to calibrate. tokens, window: None for the machine's defaults. memory: most bytes, None for no limit.
+    kept: folder of a result whose measurements are taken over if they are of the same kind."""
 
     name: str
     folder: Path
@@ -37,6 +38,7 @@ class Order:
     window: int | None = None
     budget: int | None = None
     text: Path | None = None
+    kept: Path | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=str)
@@ -44,7 +46,7 @@ class Order:
 
 def order_of(text: str) -> Order:
     raw = json.loads(text)
-    paths = {"folder": Path(raw["folder"]), "text": Path(raw["text"]) if raw["text"] else None}
+    paths = {name: Path(raw[name]) if raw[name] else None for name in ("folder", "text", "kept")}
     return Order(**{**raw, **paths, "presets": tuple(raw["presets"]), "gate": Gate(**raw["gate"])})
 
 
@@ -56,6 +58,7 @@ def run(order: Order, home: Home, told: Callable[[dict[str, Any]], None]) -> Cal
     log = home.logs / f"calibrate-{order.name}.log"
     tmp = Path(tempfile.mkdtemp(prefix="calibrate-", dir=home.tmp))
     try:
+        keep_kernels(tmp, home.kernels)
         with log.open("wb") as stderr:
             child = subprocess.Popen(
                 [*CHILD, order.to_json()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,

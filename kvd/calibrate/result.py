@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 FILE: Final = "calibration.json"
-VERSION: Final = 1
+VERSION: Final = 2
+NATIVE: Final = "native"
+AGAIN: Final = "native again"
+"""the setting that shows what rounding does: native KV, the text cut into other chunks"""
 T = TypeVar("T")
 
 
@@ -83,12 +86,14 @@ class LayerCost:
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """tokens: length of the text in the cache, window: positions compared at its end. identity: of the model's files.
+    basis: a digest of everything that decides what is measured; with an equal one, measurements are taken over.
 
     best: text of the best table found that passes the gate, empty where none does.
     """
 
     model: str
     identity: str
+    basis: str
     tokens: int
     window: int
     context: int

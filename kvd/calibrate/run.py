@@ -9,22 +9,21 @@ from typing import Any, Final
 from kvclient.errors import BadRequest
 from kvd.cache import precision
 from kvd.cache.layout import KVLayout
-from kvd.calibrate import search, trial
+from kvd.calibrate import trial
 from kvd.calibrate.compare import Reference
 from kvd.calibrate.material import Material
-from kvd.calibrate.plan import TRIES, Plan
-from kvd.calibrate.result import Gate, LayerCost, OneSided, Quality, Setting
-from kvd.calibrate.search import ANCHOR, Costs
+from kvd.calibrate.plan import Plan
+from kvd.calibrate.proposals import Proposals, check_budget, costs_of
+from kvd.calibrate.result import AGAIN, NATIVE, Calibration, Gate, LayerCost, OneSided, Quality, Setting
+from kvd.calibrate.search import ANCHOR
 from kvd.calibrate.trial import Means, Prefilled
 
 METHOD: Final = (
     "Settings: prefilled through the quantised pool, compared over the last positions in one teacher-forced chunk. "
-    "K or V alone, and single layers: the prefix of native KV quantised once, so that errors within it do not add up; "
-    "they order tables, the chosen one is measured like every setting."
+    f"{AGAIN.capitalize()}: in other chunks, so what it shows is rounding. K or V alone, and single layers: the prefix "
+    "of native KV quantised once, so that errors within it do not add up; they order tables, the chosen one is "
+    "measured like every setting."
 )
-SAFETY: Final = 0.8
-"""share of the gate that a predicted table may use"""
-TINY: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +46,45 @@ class Native:
 
 
 class Run:
-    """say(text) is told what comes next."""
+    """say(kind, text) is told which stage comes next, of which kind of `plan.Stages`. known: what was measured before
+    on the same basis; it is taken over."""
 
     def __init__(
-        self, means: Means, layout: KVLayout, material: Material, plan: Plan, gate: Gate,
-        decode: Callable[[list[int]], str], say: Callable[[str], None],
+        self, means: Means, layout: KVLayout, material: Material, plan: Plan, gate: Gate, budget: int | None,
+        decode: Callable[[list[int]], str], say: Callable[[str, str], None], known: Calibration | None = None,
     ) -> None:  # fmt: skip
         self._means, self._layout, self._material, self._plan = means, layout, material, plan
-        self._gate, self._decode, self._say = gate, decode, say
+        self._gate, self._budget, self._decode, self._say, self._known = gate, budget, decode, say, known
         self._warnings: list[str] = []
+        self._tables_made = 0
+        self._reference: Native | None = None
 
-    def everything(self, budget: int | None) -> Findings:
+    def everything(self) -> Findings:
         """Raises BadRequest where no precision but native fits the model, or none fits the budget."""
+        check_budget(self._layout, self._budget)
         layouts = self._layouts()
-        self._say("native")
-        native = self._native()
-        settings = [native.setting]
+        settings = list(self._known.settings) if self._known else [self._native.setting, self._again()]
         for name, layout in layouts.items():
-            self._say(name)
-            settings.append(self._setting(name, layout, native))
-        sides = self._sides(native)
-        layers = self._layers(native)
-        costs = self._costs(sides, layers)
-        settings += self._tables(costs, settings, native, budget)
-        best = choose_best(settings, self._gate, budget)
-        return Findings(tuple(settings), tuple(sides), tuple(layers), best, tuple(self._warnings))
+            if not any(item.name == name for item in settings):
+                settings.append(self._setting("preset", name, layout))
+        sides = list(self._known.sides) if self._known else self._sides()
+        layers = list(self._known.layers) if self._known else self._layers()
+        self._tables(settings, sides, layers)
+        best = choose_best(settings, self._gate, self._budget)
+        again = next(item for item in settings if item.name == AGAIN)
+        if not again.quality.passes(self._gate):
+            self._warnings.append(
+                f"native KV in other chunks does not pass the gate: rounding in {self._layout.dtype} hides what "
+                "precisions cost"
+            )
+        return Findings(tuple(ordered(settings)), tuple(sides), tuple(layers), best, tuple(self._warnings))
 
     # --- which settings the model takes
 
     def _layouts(self) -> dict[str, KVLayout]:
         found: dict[str, KVLayout] = {}
         problems: list[BadRequest] = []
-        for name in self._plan.full:
-            if name == "native":
-                continue
+        for name in self._plan.presets:
             try:
                 found[name] = precision.apply(self._layout, name)
             except BadRequest as problem:
@@ -92,7 +96,15 @@ class Run:
 
     # --- in full
 
+    @property
     def _native(self) -> Native:
+        """Measured when it is needed first: not where everything is known."""
+        if self._reference is None:
+            self._reference = self._measured_native()
+        return self._reference
+
+    def _measured_native(self) -> Native:
+        self._say("native", NATIVE)
         material, means = self._material, self._means
         filled = trial.prefill(means, self._layout, material)
         answers, first_s = trial.answer(means, filled, material.questions)
@@ -102,15 +114,22 @@ class Run:
         del logits
         filled.sequence.truncate(len(material.prefix))
         same = Quality(0.0, 0.0, 1.0, 1.0)
-        setting = self._row("native", self._layout, filled, same, answers, answers, needles, first_s)
+        setting = self._row(NATIVE, self._layout, filled, same, answers, answers, needles, first_s)
         return Native(filled, reference, answers, setting)
 
-    def _setting(self, name: str, layout: KVLayout, native: Native) -> Setting:
-        material, means = self._material, self._means
+    def _again(self) -> Setting:
+        """Native in chunks of half the size: the products have other shapes, so it shows what rounding does."""
+        halved = replace(self._means, chunk=self._means.chunk // 2)
+        return self._setting("native", AGAIN, self._layout, halved, passes=2)
+
+    def _setting(self, kind: str, name: str, layout: KVLayout, means: Means | None = None, passes: int = 1) -> Setting:
+        material, means, native = self._material, means or self._means, self._native
+        self._tables_made += kind == "table"
+        self._say(kind, f"table {self._tables_made} of the search" if kind == "table" else name)
         filled = trial.prefill(means, layout, material)
         answers, first_s = trial.answer(means, filled, material.questions)
         needles = sum(trial.recalled(means, filled, probe) for probe in material.probes)
-        quality = native.reference.quality(trial.window(means, filled, material.window))
+        quality = native.reference.quality(trial.window(means, filled, material.window, passes))
         filled.sequence.close()
         return self._row(name, layout, filled, quality, answers, native.answers, needles, first_s)
 
@@ -137,9 +156,9 @@ class Run:
 
     # --- one side, one layer
 
-    def _short(self, layout: KVLayout, native: Native, positions: int) -> Quality:
+    def _short(self, layout: KVLayout, positions: int) -> Quality:
         """The last `positions` of the window, behind the prefix and the rest of the window of native KV."""
-        material = self._material
+        material, native = self._material, self._native
         skipped = len(material.window) - positions
         shifted = replace(
             material, prefix=(*material.prefix, *material.window[:skipped]), window=material.window[skipped:]
@@ -149,23 +168,23 @@ class Run:
         filled.sequence.close()
         return native.reference.last(positions).quality(logits)
 
-    def _sides(self, native: Native) -> list[OneSided]:
+    def _sides(self) -> list[OneSided]:
         found = []
         for side, bits in self._plan.sides:
-            self._say(f"{side.upper()} alone at {bits} bits")
+            self._say("side", f"{side.upper()} alone at {bits} bits")
             layout = precision.apply(self._layout, f"k{bits}v16" if side == "k" else f"k16v{bits}")
-            found.append(OneSided(side, bits, self._short(layout, native, len(self._material.window))))
+            found.append(OneSided(side, bits, self._short(layout, len(self._material.window))))
         return found
 
-    def _layers(self, native: Native) -> list[LayerCost]:
+    def _layers(self) -> list[LayerCost]:
         """The rest of the window, as native KV has it, is part of the prefix here: fewer rows go through the model."""
         positions = min(self._plan.layer_window, len(self._material.window))
         if skipped := len(self._material.window) - positions:
-            trial.window(self._means, native.filled, self._material.window[:skipped])
+            trial.window(self._means, self._native.filled, self._material.window[:skipped])
         found = []
         for layer in range(self._plan.layers):
-            self._say(f"layer {layer} alone at {ANCHOR} bits")
-            alone = [self._short(self._one(side, layer), native, positions).kld_mean for side in ("k", "v")]
+            self._say("layer", f"layer {layer} alone at {ANCHOR} bits")
+            alone = [self._short(self._one(side, layer), positions).kld_mean for side in ("k", "v")]
             found.append(LayerCost(layer, alone[0], alone[1], ANCHOR))
         return found
 
@@ -175,63 +194,27 @@ class Run:
 
     # --- the search
 
-    def _costs(self, sides: Sequence[OneSided], layers: Sequence[LayerCost]) -> Costs:
-        whole = {(item.side, item.bits): max(item.quality.kld_mean, TINY) for item in sides}
-        nbytes: dict[tuple[str, int, int], int] = {}
-        for bits in search.LADDER:
-            for part in precision.apply(self._layout, f"k{bits}v{bits}").parts:
-                key = (part.side, part.layer, bits)
-                nbytes[key] = nbytes.get(key, 0) + part.nbytes(1)
-        anchor = {("k", x.layer): max(x.k, TINY) for x in layers} | {("v", x.layer): max(x.v, TINY) for x in layers}
-        growth = {(side, bits): value / whole[side, ANCHOR] for (side, bits), value in whole.items()}
-        return Costs(anchor, growth, nbytes, len(layers))
-
-    def _tables(self, costs: Costs, measured: Sequence[Setting], native: Native, budget: int | None) -> list[Setting]:
-        path = search.descend(costs)
-        if budget is not None:
-            table = search.within(path, costs, budget)
-            if table is None:
-                least = costs.bytes_of(path[-1])
-                raise BadRequest(
-                    f"no table takes {budget} bytes per token, the least is {least}", budget=budget, least=least
-                )
-            return self._measured([table], measured, native)
-        limit = SAFETY * self._gate.max_kld / self._scale(costs, measured)
-        found: list[Setting] = []
-        for _ in range(TRIES):
-            table = search.lightest(path, costs, limit)
-            if table is None:
-                break
-            found += self._measured([table], [*measured, *found], native)
-            if not found or found[-1].quality.passes(self._gate):
-                break
-            limit /= 2
-        return found
-
-    def _measured(self, tables: Sequence[search.Table], known: Sequence[Setting], native: Native) -> list[Setting]:
-        found = []
-        for table in tables:
-            name = self._text(table)
-            if any(setting.name == name for setting in known):
+    def _tables(self, settings: list[Setting], sides: Sequence[OneSided], layers: Sequence[LayerCost]) -> None:
+        """Measures what is proposed and adds it to `settings`."""
+        costs = costs_of(self._layout, sides, layers)
+        proposals = Proposals(self._layout, costs, self._gate, self._budget)
+        while (name := proposals.following(settings)) is not None:
+            known = next((item for item in settings if item.name == name), None)
+            if known is not None:
+                settings.remove(known)
+                settings.append(known)
                 continue
-            self._say("the table of the search")
-            found.append(self._setting(name, precision.apply(self._layout, name), native))
-        return found
+            settings.append(self._setting("table", name, precision.apply(self._layout, name)))
 
-    def _text(self, table: search.Table) -> str:
-        layers = [f"{i}=k{k}v{v}" for i, (k, v) in enumerate(table)]
-        made = precision.apply(self._layout, ",".join(["native", *layers]))
-        return precision.text_of([x.k for x in made.layers], [x.v for x in made.layers])
 
-    def _scale(self, costs: Costs, measured: Sequence[Setting]) -> float:
-        """How much more a uniform setting cost in full than predicted, at worst; at least 1."""
-        ratios = [1.0]
-        for setting in measured:
-            for k in search.LADDER:
-                for v in search.LADDER:
-                    if setting.name == f"k{k}v{v}":
-                        ratios.append(setting.quality.kld_mean / costs.predicted(((k, v),) * costs.layers))
-        return max(ratios)
+def ordered(settings: Sequence[Setting]) -> list[Setting]:
+    """Native, presets as they are always listed, other names, tables."""
+    names = (NATIVE, AGAIN, *precision.PRESETS[1:])
+
+    def rank(item: Setting) -> int:
+        return names.index(item.name) if item.name in names else len(names) + ("," in item.name)
+
+    return sorted(settings, key=rank)
 
 
 def common(left: Sequence[int], right: Sequence[int]) -> int:
@@ -246,7 +229,7 @@ def common(left: Sequence[int], right: Sequence[int]) -> int:
 
 def choose_best(settings: Sequence[Setting], gate: Gate, budget: int | None) -> str:
     """Of what passed: within a budget the one closest to native, without one the smallest. Empty where none passed."""
-    passed = [item for item in settings if item.name != "native" and item.quality.passes(gate)]
+    passed = [item for item in settings if item.name not in (NATIVE, AGAIN) and item.quality.passes(gate)]
     if budget is not None:
         passed = [item for item in passed if item.bytes_per_token <= budget]
         return min(passed, key=lambda item: item.quality.kld_mean).name if passed else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kvd.calibrate.result import Calibration, LayerCost, Setting
+from kvd.calibrate.result import AGAIN, NATIVE, Calibration, LayerCost, Setting
 from kvd.units import format_size
 
 HEAD = ("KV", "bytes/token", "of native", "mean KLD", "p99 KLD", "same top", "perplexity", "needles", "facts",
@@ -21,12 +21,11 @@ def lines(found: Calibration) -> Iterator[str]:
     if found.tokens < min(8192, found.context):
         yield f"(shorter than the {min(8192, found.context):,} tokens that would say enough: long contexts may differ)"
     yield ""
-    native = next((item for item in found.settings if item.name == "native"), None)
-    rows = [_row(item, native, found) for item in found.settings]
-    yield from aligned([HEAD, *rows])
-    for item in found.settings:
-        if len(item.name) > 12:
-            yield f"  table: {item.name}"
+    native, called = found.setting(NATIVE), labels(found)
+    yield from aligned([HEAD, *(_row(called[item.name], item, native, found) for item in found.settings)])
+    for name, label in called.items():
+        if label != name:
+            yield f"  {label}: {name}"
     if found.sides:
         yield ""
         yield from aligned([("one side alone", "mean KLD", "p99 KLD", "same top"), *_sides(found)])
@@ -43,10 +42,11 @@ def lines(found: Calibration) -> Iterator[str]:
 def verdict(found: Calibration) -> str:
     gate = f"mean KLD <= {found.gate.max_kld:g} and the same top token at >= {found.gate.min_same_top:.0%}"
     if not found.best:
-        return f"Nothing passed ({gate}): `kvd load {found.model} --kv auto` stays native."
+        within = f" within {found.budget:,} bytes per token" if found.budget is not None else ""
+        return f"Nothing{within} passed ({gate}): `kvd load {found.model} --kv auto` stays native."
     best = found.setting(found.best)
     size = f", {best.bytes_per_token:,} bytes per token" if best else ""
-    return f"`kvd load {found.model} --kv auto` takes {found.best}{size}. Gate: {gate}."
+    return f"`kvd load {found.model} --kv auto` takes {labels(found).get(found.best, found.best)}{size}. Gate: {gate}."
 
 
 def aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -58,17 +58,20 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def short_name(name: str) -> str:
-    return name if len(name) <= 12 else "table"
+def labels(found: Calibration) -> dict[str, str]:
+    """What each setting is called for short: tables, whose names may be long, are numbered."""
+    tables = [item.name for item in found.settings if "," in item.name]
+    numbered = {name: f"table {i}" if len(tables) > 1 else "table" for i, name in enumerate(tables, 1)}
+    return {item.name: numbered.get(item.name, item.name) for item in found.settings}
 
 
-def _row(item: Setting, native: Setting | None, found: Calibration) -> tuple[str, ...]:
+def _row(label: str, item: Setting, native: Setting | None, found: Calibration) -> tuple[str, ...]:
     q = item.quality
     share = f"{item.bytes_per_token / native.bytes_per_token:.0%}" if native else ""
-    passed = "" if item.name == "native" else "passed" if q.passes(found.gate) else "failed"
+    passed = "" if item.name in (NATIVE, AGAIN) else "passed" if q.passes(found.gate) else "failed"
     facts = f"{item.facts[0]}/{item.facts[1]}" if item.facts[1] else "-"
     return (
-        short_name(item.name), f"{item.bytes_per_token:,}", share, f"{q.kld_mean:.2g}", f"{q.kld_p99:.2g}",
+        label, f"{item.bytes_per_token:,}", share, f"{q.kld_mean:.2g}", f"{q.kld_p99:.2g}",
         f"{q.same_top:.1%}", f"{q.perplexity_ratio:.4f}", f"{item.needles[0]}/{item.needles[1]}", facts,
         f"{item.answers_equal[0]}/{item.answers_equal[1]} ({item.answer_agreement:.0%})", format_size(item.peak_bytes),
         f"{item.ttft_s:.2f} s", passed,

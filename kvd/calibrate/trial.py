@@ -19,9 +19,8 @@ from kvd.cache.paths import Paths
 from kvd.cache.plan import pieces
 from kvd.cache.steps import plan_step, write
 from kvd.calibrate.material import Material, Probe
+from kvd.calibrate.plan import ANSWER
 
-ANSWER: Final = 24
-"""tokens of an answer"""
 SPARE_BLOCKS: Final = 3
 """per fork: a copy of the shared tail, and what it writes behind"""
 SPACE: Final = bytes(16)
@@ -32,12 +31,13 @@ class Means:
     """What every trial uses. block and chunk in tokens."""
 
     model: Any
-    paths: Paths
+    paths: Callable[[KVLayout], Paths]
+    """the attention paths that work for a layout on this device"""
     block: int
     chunk: int
     stops: frozenset[int]
-    tick: Callable[[int], None]
-    """told of every row that went through the model"""
+    tick: Callable[[], None]
+    """called after every pass"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,10 @@ class Prefilled:
 
 def prefill(means: Means, layout: KVLayout, material: Material) -> Prefilled:
     """The prefix, chunk by chunk on the worker's grid, into a pool of this layout that is as large as the text."""
+    paths = means.paths(layout)
     let_go()
     before = mx.get_active_memory()
-    cache, sequence = _open(means, layout, material)
+    cache, sequence = _open(means, layout, material, paths)
     pool_bytes = mx.get_active_memory() - before
     mx.reset_peak_memory()
     began = time.perf_counter()
@@ -64,7 +65,7 @@ def prefill(means: Means, layout: KVLayout, material: Material) -> Prefilled:
         sequence.reserve(len(part))
         forward(means.model, cache, [(sequence, part)], logits=False)
         sequence.advance(part)
-        means.tick(len(part))
+        means.tick()
     seconds = time.perf_counter() - began
     return Prefilled(cache, sequence, pool_bytes, mx.get_peak_memory() - before, seconds)
 
@@ -72,7 +73,7 @@ def prefill(means: Means, layout: KVLayout, material: Material) -> Prefilled:
 def transplant(means: Means, layout: KVLayout, material: Material, native: Prefilled) -> Prefilled:
     """The prefix as native KV has it, quantised once into a pool of this layout: no row goes through the model."""
     let_go()
-    cache, sequence = _open(means, layout, material)
+    cache, sequence = _open(means, layout, material, native.cache.paths)
     rows, size = len(material.prefix), means.block
     sequence.reserve(rows)
     table = sequence.block_table
@@ -95,11 +96,15 @@ def let_go() -> None:
     mx.clear_cache()
 
 
-def window(means: Means, filled: Prefilled, tokens: Sequence[int]) -> mx.array:
-    """Logits [positions, vocab] of `tokens` behind the sequence, in one pass as a prefill chunk; advances it."""
-    out = _pass(means, filled.cache, filled.sequence, tokens)
-    filled.sequence.advance(tokens)
-    return out
+def window(means: Means, filled: Prefilled, tokens: Sequence[int], passes: int = 1) -> mx.array:
+    """Logits [positions, vocab] of `tokens` behind the sequence, as a prefill chunk (or `passes` of them); advances
+    it."""
+    size, outs = -(-len(tokens) // passes), []
+    for at in range(0, len(tokens), size):
+        part = tokens[at : at + size]
+        outs.append(_pass(means, filled.cache, filled.sequence, part))
+        filled.sequence.advance(part)
+    return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
 
 def recalled(means: Means, filled: Prefilled, probe: Probe) -> bool:
@@ -137,7 +142,7 @@ def answer(means: Means, filled: Prefilled, questions: Sequence[Sequence[int]]) 
             out = forward(means.model, cache, [(twins[i], [answers[i][-1]]) for i in live])
             assert out is not None
             tops = _top(out)
-            means.tick(len(live))
+            means.tick()
             for i, token in zip(live, tops, strict=True):
                 twins[i].advance([answers[i][-1]])
                 answers[i].append(token)
@@ -147,11 +152,11 @@ def answer(means: Means, filled: Prefilled, questions: Sequence[Sequence[int]]) 
             twin.close()
 
 
-def _open(means: Means, layout: KVLayout, material: Material) -> tuple[PagedCache, CachedSequence]:
+def _open(means: Means, layout: KVLayout, material: Material, paths: Paths) -> tuple[PagedCache, CachedSequence]:
     blocks = -(-material.tokens // means.block)
     spare = SPARE_BLOCKS * max(len(material.questions), 1)
     cache = PagedCache(layout, means.block, blocks + spare, initial_blocks=blocks, namespace=SPACE)
-    cache.paths = means.paths
+    cache.paths = paths
     return cache, cache.open([], None, expected_rows=material.tokens)
 
 
@@ -161,7 +166,7 @@ def _pass(means: Means, cache: PagedCache, sequence: CachedSequence, tokens: Seq
     step = plan_step(cache, [sequence], len(tokens), discard_last=False)
     out: mx.array = means.model(mx.array([list(tokens)]), cache=cache.layer_caches(step))[0]
     mx.eval(out)
-    means.tick(len(tokens))
+    means.tick()
     return out
 
 

@@ -13,14 +13,19 @@ under --budget bytes per token (without it: the smallest that passes). `kvd load
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvclient.errors import BadRequest
 from kvd.units import format_duration
+
+if TYPE_CHECKING:
+    from kvd.calibrate.result import Calibration
 
 LEAST_TOKENS = 256
 
@@ -32,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="how much of it (default: 8,192 or the model's limit; on the CPU 2,048)")  # fmt: skip
     parser.add_argument("--presets", metavar="LIST", help="precisions to measure, separated by commas (default: all)")
     parser.add_argument("--budget", type=int, metavar="BYTES", help="bytes of KV per token that the table may take")
+    parser.add_argument("--fresh", action="store_true", help="measure everything again and replace what is kept")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON (- for standard output)")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw quality against memory")
 
@@ -44,20 +50,42 @@ def run(args: argparse.Namespace) -> int:
     home = Home.default()
     home.create()
     order = _order(args, home)
+    _check_outputs(args)
     with _progress() as told:
         found = process.run(order, home, told)
-    path = result.save(home.models / order.name, found)
+    kept = _keep(home.models / order.name, found, args.fresh)
     if args.plot:
         args.plot.write_text(svg(found), encoding="utf-8")
     if args.json and args.json != "-":
         Path(args.json).write_text(result.dumps(found), encoding="utf-8")
     if args.json == "-":
         print(result.dumps(found), end="")
+        print(kept, file=sys.stderr)
         return 0
     for line in table.lines(found):
         print(line)
-    print(f"kept in {path}")
+    print(kept)
     return 0
+
+
+def _keep(folder: Path, found: Calibration, fresh: bool) -> str:
+    """With the model, unless what is there of the same weights is over a longer text; says which."""
+    from kvd.calibrate import result
+
+    try:
+        there = result.stored(folder)
+    except ValueError:
+        there = None
+    if there is not None and there.identity == found.identity and there.tokens > found.tokens and not fresh:
+        return f"not kept: {folder / result.FILE} is over {there.tokens:,} tokens (--fresh replaces it)"
+    return f"kept in {result.save(folder, found)}"
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Before minutes of measuring. Raises BadRequest."""
+    for path in (args.plot, Path(args.json) if args.json and args.json != "-" else None):
+        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+            raise BadRequest(f"cannot write {path}", path=str(path))
 
 
 def _order(args: argparse.Namespace, home: Any) -> Any:
@@ -84,35 +112,36 @@ def _order(args: argparse.Namespace, home: Any) -> Any:
         name=record.name, folder=folder, identity=identify(folder, home.models / MEMO).whole, presets=presets,
         gate=Gate(settings.models.kv_max_kld, settings.models.kv_min_same_top), block_size=settings.cache.block_size,
         memory=budget(settings.memory.limit, machine()), tokens=args.tokens, budget=args.budget,
-        text=args.text.absolute() if args.text else None,
+        text=args.text.absolute() if args.text else None, kept=None if args.fresh else home.models / record.name,
     )  # fmt: skip
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A bar when stderr is a terminal, else a line per setting; what is going to happen, in both."""
+    """A bar when stderr is a terminal, else a line per stage; what is going to happen, in both."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
+        task = bar.add_task("loading", total=None, left="")
 
         def told(message: dict[str, Any]) -> None:
             if "plan" in message:
                 bar.console.print(_forecast(message["plan"]), highlight=False)
-                bar.update(task, total=message["plan"]["rows"])
-            elif "at" in message:
-                bar.update(task, completed=message["at"], description=message["doing"])
+                bar.update(task, total=1.0)
+            elif "share" in message:
+                left = f"{_about(message['left'])} left"
+                bar.update(task, completed=message["share"], description=message["doing"], left=left)
 
         yield told
 
 
 class _Lines:
-    """Each new setting once."""
+    """Each new stage once; with the time left where it is a long one."""
 
     def __init__(self) -> None:
         self._doing = ""
@@ -122,16 +151,21 @@ class _Lines:
             print(_forecast(message["plan"]), file=sys.stderr, flush=True)
         elif message.get("doing", "") != self._doing:
             self._doing = message["doing"]
-            print(self._doing, file=sys.stderr, flush=True)
+            long = message["kind"] in ("native", "preset", "table")
+            left = f" (about {_about(message['left'])} left)" if long else ""
+            print(f"{self._doing}{left}", file=sys.stderr, flush=True)
 
 
 def _forecast(plan: dict[str, Any]) -> str:
-    said = f"{plan['tokens']:,} tokens, {plan['full']} settings and a search: about {_about(plan['seconds'])}"
-    if plan["backend"] != "cpu":
-        return said
-    enough = min(8192, plan["context"])
-    other = f"; --tokens {enough} says more and takes longer" if plan["tokens"] < enough else ""
-    return f"{said} on this machine's CPU (--tokens N for less{other})"
+    tokens, enough = plan["tokens"], min(8192, plan["context"])
+    said = f"{tokens:,} tokens, {plan['settings']} settings and a search: about {_about(plan['seconds'])}"
+    if plan["since"] is not None:
+        day = time.strftime("%d %B %Y", time.localtime(plan["since"]))
+        said += f"; the rest is taken over from {day} (--fresh measures it again)"
+    elif plan["backend"] == "cpu":
+        more = f"; --tokens {enough} says more and takes longer" if tokens < enough else ""
+        said += f" on this machine's CPU (--tokens N for less{more})"
+    return said
 
 
 def _about(seconds: float) -> str:

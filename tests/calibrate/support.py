@@ -27,7 +27,7 @@ def setting(name: str, nbytes: int, quality: Quality) -> Setting:
 def calibration(**changes: Any) -> Calibration:
     same = Quality(0.0, 0.0, 1.0, 1.0)
     made = Calibration(
-        model="demo", identity="abc", tokens=8192, window=256, context=8192, text="a text", backend="cpu",
+        model="demo", identity="abc", basis="b", tokens=8192, window=256, context=8192, text="a text", backend="cpu",
         dtype="float32", gate=Gate(), method="as it is done",
         settings=(setting("native", 46080, same), setting("k8v8", 12960, GOOD), setting("k4v4", 7200, BAD)),
         sides=(OneSided("k", 4, BAD), OneSided("v", 4, GOOD)),

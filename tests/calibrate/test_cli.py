@@ -34,12 +34,12 @@ def test_the_result_is_kept_with_the_model_and_written_as_asked(
     assert main([*words, "--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]) == 0
     kept = result.stored(home.models / "tiny")
     assert kept is not None and kept.tokens == 320
-    assert [item.name for item in kept.settings][:3] == ["native", "k8v8", "k4v4"]
+    assert [item.name for item in kept.settings][:4] == ["native", "native again", "k8v8", "k4v4"]
     assert result.loads((tmp_path / "a.json").read_text()) == kept
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
     seen = capsys.readouterr()
     assert "k4v4" in seen.out and "kept in" in seen.out
-    assert "320 tokens, 3 settings and a search: about" in seen.err and "layer 1 alone" in seen.err
+    assert "320 tokens, 4 settings and a search: about" in seen.err and "layer 1 alone" in seen.err
     assert list(home.tmp.iterdir()) == []
 
 
@@ -50,7 +50,7 @@ def test_a_text_of_ones_own_and_json_on_standard_output(
     text.write_text("\n\n".join(f"Line {i} of a text about the number {i * i}." for i in range(80)))
     assert main(["calibrate", "tiny", "--text", str(text), "--tokens", "256", "--presets", "k8v8", "--json", "-"]) == 0
     made = json.loads(capsys.readouterr().out)
-    assert made["text"] == "mine.txt" and made["settings"][1]["facts"] == [0, 0]
+    assert made["text"] == "mine.txt" and made["settings"][2]["facts"] == [0, 0]
 
 
 @pytest.mark.parametrize(

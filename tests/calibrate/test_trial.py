@@ -20,7 +20,7 @@ PREFIX, WINDOW = 200, 40
 
 @pytest.fixture(scope="module")
 def means() -> Means:
-    return Means(model(), Paths(), block=16, chunk=64, stops=frozenset({2}), tick=lambda rows: None)
+    return Means(model(), lambda layout: Paths(), block=16, chunk=64, stops=frozenset({2}), tick=lambda: None)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from kvd.cache.hostmem import on_cpu
 from kvd.cache.layout import Precision
 from kvd.cache.plan import Piece
 
 Parts = tuple[mx.array, ...]
 """(rows,) native, or (words, scales, biases) quantised; each `[1, kv_heads, rows, width]`."""
+DENSE_FROM = {8: (3, 8), 6: (12, 17), 5: (9, 5), 4: (3, 6), 3: (6, 4), 2: (4, 6)}
+"""By bits, for scores and mix: rows on the left from which rows are dequantised first on the CPU backend, whose
+quantised product does so anew for each row on the left. 2,048 rows of 3 heads of 64, 18 on the left, milliseconds:
+8 bits 3.6 against 0.6 and 1.0 against 0.6, 5 bits 4.2 against 2.1 and 8.2 against 2.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,10 @@ class Side:
             return left @ (rows[0].swapaxes(-1, -2) if transpose else rows[0])
         words, scales, biases = rows
         group, bits = self.precision.group, self.precision.bits
-        return mx.quantized_matmul(
-            left, words, scales, biases, transpose=transpose, group_size=group, bits=bits
-        )
+        if left.shape[-2] >= DENSE_FROM[bits][not transpose] and left.dtype == mx.float32 and on_cpu():
+            dense = self.dequantize(rows)
+            return left @ (dense.swapaxes(-1, -2) if transpose else dense)
+        return mx.quantized_matmul(left, words, scales, biases, transpose=transpose, group_size=group, bits=bits)
 
     def _gathered(self, left: mx.array, table: mx.array, grain: int, transpose: bool) -> mx.array:
         blocks = [part.reshape(-1, grain, part.shape[-1]) for part in self.parts]

@@ -8,6 +8,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvd.cache.hostmem import on_cpu
+from kvd.cache.softmax import exponential_in_place
 from kvd.calibrate.result import Quality
 
 SLICE = 64
@@ -17,25 +19,34 @@ SLICE = 64
 def log_softmax(logits: mx.array) -> mx.array:
     """[..., vocab] in float32."""
     wide = logits.astype(mx.float32)
-    return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
+    below = wide - wide.max(axis=-1, keepdims=True)
+    return below - mx.log(_exponential(below).sum(axis=-1, keepdims=True))
+
+
+def _exponential(x: mx.array) -> mx.array:
+    """mlx's own takes most of a comparison's time on the CPU."""
+    return exponential_in_place(x + 0) if on_cpu() else mx.exp(x)
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Native's log probabilities [positions, vocab], and the token that really followed each position but the last."""
+    """Native's log probabilities and probabilities [positions, vocab], and the token that really followed each position
+    but the last."""
 
     logprobs: mx.array
+    probs: mx.array
     followed: tuple[int, ...]
 
     @staticmethod
     def of(logits: mx.array, window: Sequence[int], following: int | None) -> Reference:
         logprobs = log_softmax(logits)
-        mx.eval(logprobs)
-        return Reference(logprobs, (*window[1:], *(() if following is None else (following,))))
+        probs = _exponential(logprobs)
+        mx.eval(logprobs, probs)
+        return Reference(logprobs, probs, (*window[1:], *(() if following is None else (following,))))
 
     def last(self, positions: int) -> Reference:
         skipped = self.logprobs.shape[0] - positions
-        return Reference(self.logprobs[skipped:], self.followed[skipped:])
+        return Reference(self.logprobs[skipped:], self.probs[skipped:], self.followed[skipped:])
 
     def quality(self, logits: mx.array) -> Quality:
         """KL(native || these logits) per position, and what else is told of them."""
@@ -44,7 +55,7 @@ class Reference:
         for start in range(0, logits.shape[0], SLICE):
             p = self.logprobs[start : start + SLICE]
             q = log_softmax(logits[start : start + SLICE])
-            kl = mx.sum(mx.exp(p) * (p - q), axis=-1)
+            kl = mx.sum(self.probs[start : start + SLICE] * (p - q), axis=-1)
             tops = mx.sum(mx.argmax(p, axis=-1) == mx.argmax(q, axis=-1))
             divergences += _floats(kl)
             same += int(_number(tops))

@@ -4,7 +4,7 @@
   kvd cache ls                 prefixes as a tree: first words, tokens, bytes, hits, last use, pins
   kvd cache verify             read every block and check it; damaged ones are set aside
   kvd cache gc                 collect foreign files, leftovers and what is over the limits
-  kvd cache clear --yes        drop everything, or what one model has (--model M)
+  kvd cache clear --yes        drop everything, or what one model has (--model M); loaded models forget it too
   kvd cache rebuild            make the index anew from the blocks
   kvd cache export CHAIN FILE  one prefix as a file, for another machine
   kvd cache import FILE        take such a file in; refused when it is of other weights or settings

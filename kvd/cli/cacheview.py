@@ -94,7 +94,13 @@ def collected(answer: Answer) -> str:
 
 
 def cleared(answer: Answer) -> str:
-    return f"{tokens(answer['checked'])} blocks dropped, {format_size(answer['freed'])} given back"
+    said = f"{tokens(answer['checked'])} blocks dropped, {format_size(answer['freed'])} given back"
+    if "memory_blocks" not in answer:
+        return said
+    said += f"; {tokens(answer['memory_blocks'])} blocks ({format_size(answer['memory_bytes'])}) forgotten in memory"
+    if in_use := answer["memory_blocks_in_use"]:
+        said += f", {tokens(in_use)} are in use and stay"
+    return said
 
 
 def rebuilt(answer: Answer) -> str:

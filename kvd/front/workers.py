@@ -10,19 +10,33 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
 
 from kvclient import wire
-from kvclient.errors import KvdError, ProtocolError, WorkerLost
+from kvclient.errors import KvdError, ProtocolError, Timeout, WorkerLost
 from kvclient.wire import Message
 from kvd.front.lane import Frames, Lane, Sent
 from kvd.front.logs import logger
 from kvd.front.spawn import Order, Spawned, spawn
 from kvd.home import Home
-from kvd.messages import EVENT_KINDS, Beat, Event, Failed, Grow, Ready, Stop, ToFront, ToWorker, to_front
+from kvd.messages import (
+    EVENT_KINDS,
+    Beat,
+    Clear,
+    Cleared,
+    Event,
+    Failed,
+    Grow,
+    Ready,
+    Stop,
+    ToFront,
+    ToWorker,
+    to_front,
+)
 
 STORE_KINDS = frozenset({"lookup", "reserve", "written", "abandon", "bad_shard", "touched", "pin_path"})
 LAST_WORDS_S = 0.05
@@ -30,6 +44,9 @@ LAST_WORDS_S = 0.05
 STOP_GRACE_S = 10.0
 """beyond the drain time: flushing, giving memory back"""
 KEPT_LOGS = 20
+CLEAR_S = 30.0
+"""for the answer to a clear, which waits for the step in hand"""
+CLEARS = count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +88,7 @@ class Worker:
         self._unsent: list[Frames] = []
         self._verdict: str | None = None
         self._killer: asyncio.TimerHandle | None = None
+        self._clearing: dict[int, asyncio.Future[Cleared]] = {}
         self._loop = asyncio.get_running_loop()
         self._lane = Lane(_bind(context, order.socket), self._received, self._flush)
         try:
@@ -100,6 +118,21 @@ class Worker:
         frames = message.encode().frames()
         if self._unsent or self._lane.send(frames) is not Sent.OK:
             self._unsent.append(frames)
+
+    async def clear(self, namespaces: tuple[bytes, ...] = ()) -> Cleared:
+        """Make it forget what its memory holds and no request uses (of some namespaces). Raises Timeout when it does
+        not answer; of a worker that ends meanwhile everything is gone."""
+        number = next(CLEARS)
+        answer = self._clearing[number] = self._loop.create_future()
+        self.send(Clear(number, namespaces))
+        try:
+            return await asyncio.wait_for(answer, CLEAR_S)
+        except TimeoutError:
+            raise Timeout(
+                f"model {self.model} did not clear its memory within {CLEAR_S:g} s", limit_s=CLEAR_S, stage="clear"
+            ) from None
+        finally:
+            del self._clearing[number]
 
     def stop(self, drain_s: float) -> None:
         """Ask it to end within `drain_s` seconds; later it is killed. It ends as "stopped"."""
@@ -145,6 +178,13 @@ class Worker:
                 self._owner.failed(self, message.problem())
             case Grow():
                 self._owner.grow(self, message)
+            case Cleared():
+                self._cleared(message)
+
+    def _cleared(self, message: Cleared) -> None:
+        answer = self._clearing.get(message.q)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
 
     def _flush(self) -> None:
         while self._unsent and self._lane.send(self._unsent[0]) is Sent.OK:
@@ -161,6 +201,8 @@ class Worker:
             self._loop.call_soon_threadsafe(self._loop.call_later, LAST_WORDS_S, self._bury)
 
     def _bury(self) -> None:
+        for number in self._clearing:
+            self._cleared(Cleared(number, 0, 0, 0))
         status = self._spawned.process.returncode
         reason = self._verdict or ("signal" if status < 0 else "exit")
         if self._killer is not None:

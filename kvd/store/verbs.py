@@ -86,7 +86,7 @@ def _gc(store: Store, fields: Mapping[str, Any]) -> Steps:
 def _clear(store: Store, fields: Mapping[str, Any]) -> Steps:
     model = fields.get("model")
     if not model:
-        return _reported((yield from upkeep.clear(store.core)))
+        return {**_reported((yield from upkeep.clear(store.core))), "namespaces": []}
     core = store.core
     known = set(core.table.by_namespace) | set(core.models)
     namespaces = [n for n in known if model in (core.model_of(n), n.hex())]
@@ -95,7 +95,8 @@ def _clear(store: Store, fields: Mapping[str, Any]) -> Steps:
     reports = []
     for namespace in namespaces:
         reports.append((yield from upkeep.clear(core, namespace)))
-    return _reported(Report(sum(r.checked for r in reports), sum(r.freed for r in reports)))
+    total = Report(sum(r.checked for r in reports), sum(r.freed for r in reports))
+    return {**_reported(total), "namespaces": sorted(n.hex() for n in namespaces)}
 
 
 def _rebuild(store: Store, fields: Mapping[str, Any]) -> Steps:

@@ -15,7 +15,7 @@ from kvclient.errors import Cancelled, KvdError, OutOfMemory, Timeout
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import PoolFull
-from kvd.messages import Committed, Left, LookedUp, Reserved
+from kvd.messages import Committed, LookedUp, Reserved
 from kvd.worker import report
 from kvd.worker.admit import Admission
 from kvd.worker.beat import Heart
@@ -102,8 +102,8 @@ class Engine:
     def committed(self, answer: Committed) -> None:
         self.spill.committed(answer)
 
-    def left(self, message: Left) -> None:
-        self.post(lambda: self.spill.left(message, self._cache.index))
+    def on_cache(self, use: Callable[[PagedCache], None]) -> None:
+        self.post(lambda: use(self._cache))
 
     def submit(self, kind: str, id: str, prompt: Prompt, arrival: float) -> None:
         """A prepared request of kind generate, warm or explain."""

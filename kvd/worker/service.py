@@ -12,7 +12,8 @@ import structlog
 
 from kvclient.errors import Cancelled, Internal, KvdError
 from kvclient.wire import unpack
-from kvd.messages import Cancel, Committed, Granted, Grow, Left, LookedUp, Reserved, Stop, ToWorker, Work
+from kvd.messages import Cancel, Clear, Committed, Granted, Grow, Left, LookedUp, Reserved, Stop, ToWorker, Work
+from kvd.worker.clear import clear
 from kvd.worker.engine import Engine
 from kvd.worker.outbox import Outbox
 from kvd.worker.prompt import Prompter
@@ -103,7 +104,9 @@ class Service:
             case Committed():
                 engine.committed(message)
             case Left():
-                engine.left(message)
+                engine.on_cache(lambda cache: engine.spill.left(message, cache.index))
+            case Clear():
+                engine.on_cache(lambda cache: self._outbox.tell(clear(cache, message)))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

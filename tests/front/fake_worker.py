@@ -27,7 +27,7 @@ import zmq
 from kvclient import wire
 from kvclient.errors import BadRequest, OutOfMemory
 from kvd import leash
-from kvd.messages import Beat, Cancel, Failed, Granted, Grow, Ready, Stop, Work, to_worker
+from kvd.messages import Beat, Cancel, Clear, Cleared, Failed, Granted, Grow, Ready, Stop, Work, to_worker
 
 
 class FakeWorker:
@@ -102,6 +102,8 @@ class FakeWorker:
             case Cancel():
                 if message.id in self.live:
                     self.live[message.id].set()
+            case Clear():
+                self.emit(Cleared(message.q, 5, 500 if not message.namespaces else 50, len(self.live)).encode())
             case Granted():
                 self.granted.put(message)
             case Stop():

@@ -8,7 +8,8 @@ from typing import Any
 
 from kvd.cache.chain import Chain, chains
 from kvd.cache.prefix import PrefixIndex, make_entry
-from kvd.messages import Left
+from kvd.messages import Clear, Cleared, Left
+from kvd.worker.clear import clear
 from kvd.worker.spill import State
 from tests.worker.rig import PATIENCE, B, Rig, ids
 
@@ -24,12 +25,15 @@ class Telling(Rig):
             core = self.store.core
             core.drop([core.table.slots[chain] for chain in found], "evicted.full")
             for one in self.store.departed():
-                self.engine.left(Left(one.chains, one.parents, one.namespace is None))
+                self.tell(Left(one.chains, one.parents, one.namespace is None))
             done.put(True)
 
         self._errands.put(drop)
         self._wakes.put(True)
         done.get(timeout=PATIENCE)
+
+    def tell(self, message: Left) -> None:
+        self.engine.on_cache(lambda cache: self.engine.spill.left(message, cache.index))
 
     def states(self, found: Sequence[bytes]) -> list[State]:
         """After everything that was told has been taken in."""
@@ -56,7 +60,7 @@ def test_when_nothing_is_known_to_be_stored_the_next_use_writes_all_of_it() -> N
     prompt = ids(2 * B + 5, 2)
     with Telling() as rig:
         rig.ask(prompt)
-        rig.engine.left(Left((), (), everything=True))
+        rig.tell(Left((), (), everything=True))
         assert rig.states(chains(rig.cache.namespace, prompt, B)) == [State.UNKNOWN] * 2
         assert rig.ask(prompt).stats["stored_tokens"] >= len(prompt)
 
@@ -72,3 +76,25 @@ def test_a_tail_that_counted_as_stored_for_being_in_a_longer_block_leaves_with_i
         spill.known([tail.chain, full.chain], 2)
         spill.left(Left((longer.chain,), (bytes(parent),)), memory)
         assert [spill.state(entry.chain) for entry in (tail, full)] == [State.UNKNOWN, State.DURABLE]
+
+
+def test_what_a_clear_forgets_is_computed_again_and_what_a_request_uses_stays() -> None:
+    prompt, other = ids(3 * B, 3), ids(2 * B, 4)
+    with Telling() as rig:
+
+        def forget(*namespaces: bytes) -> Cleared:
+            done: queue.SimpleQueue[Cleared] = queue.SimpleQueue()
+            rig.engine.on_cache(lambda cache: done.put(clear(cache, Clear(1, namespaces))))
+            return done.get(timeout=PATIENCE)
+
+        rig.ask(prompt)
+        rig.clear_store()
+        assert forget(b"x" * 16).blocks == 0
+        found = forget(rig.cache.namespace)
+        assert (found.blocks, found.in_use) == (4, 0) and found.nbytes == 4 * rig.cache.pool.block_bytes
+        assert rig.ask(prompt).stats["computed_tokens"] == len(prompt)
+        running = rig.send(tokens=other, max_tokens=300)
+        running.wait_for("text")
+        assert forget().in_use >= 2
+        assert running.end().kind == "done"
+        assert rig.ask(other).stats["cached_memory_tokens"] == len(other) - 1

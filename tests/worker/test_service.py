@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,30 @@ from mlx_lm.utils import load_tokenizer
 
 from kvclient.errors import BadRequest, Cancelled, Internal, from_wire
 from kvclient.wire import pack
-from kvd.messages import Cancel, Granted, Work, to_front
+from kvd.messages import Cancel, Clear, Cleared, Granted, Left, Work, to_front
 from kvd.worker.outbox import Outbox
 from kvd.worker.prompt import Prompter
 from kvd.worker.service import Growth, Service
 from tests.tiny import tiny_model
+
+
+class Spill:
+    def __init__(self) -> None:
+        self.told: list[Left] = []
+
+    def left(self, message: Left, memory: Any) -> None:
+        self.told.append(message)
+
+
+class Cache:
+    """Two namespaces, one block of each in use."""
+
+    manager = SimpleNamespace(entries=[None, SimpleNamespace(namespace=b"n"), SimpleNamespace(namespace=b"m")])
+    pool = SimpleNamespace(block_bytes=100)
+    index = None
+
+    def clear(self, namespace: bytes | None = None) -> int:
+        return {None: 7, b"n": 3, b"m": 4}[namespace]
 
 
 class Engine:
@@ -26,6 +47,11 @@ class Engine:
         self.submitted: list[tuple[str, str]] = []
         self.cancelled: list[str] = []
         self.came = threading.Event()
+        self.spill = Spill()
+        self.cache = Cache()
+
+    def on_cache(self, use: Callable[[Any], None]) -> None:
+        use(self.cache)
 
     def submit(self, kind: str, id: str, prompt: Any, arrival: float) -> None:
         self.submitted.append((kind, id))
@@ -75,6 +101,18 @@ def test_requests_are_counted_refused_or_handed_on(prompter: Prompter) -> None:
     assert desk.engine.submitted == [("generate", "g")]
     desk.service.receive(Cancel("g", "asked"))
     assert desk.engine.cancelled == ["g"]
+
+
+def test_what_left_the_store_is_handed_on_and_a_clear_is_answered_with_its_counts(prompter: Prompter) -> None:
+    desk = Desk()
+    desk.service.receive(Left((b"c",), ()))
+    desk.service.open(desk.engine, prompter)  # type: ignore[arg-type]
+    desk.service.receive(Left((b"c",), (b"p",)))
+    assert desk.engine.spill.told == [Left((b"c",), (b"p",))]
+    desk.service.receive(Clear(1, ()))
+    assert to_front(desk.next()) == Cleared(1, 7, 700, 2)
+    desk.service.receive(Clear(2, (b"n",)))
+    assert to_front(desk.next()) == Cleared(2, 3, 300, 1)
 
 
 def test_a_request_cancelled_while_it_is_prepared_never_reaches_the_engine(prompter: Prompter) -> None:

@@ -1,11 +1,17 @@
-"""The `cache` verb: the store's own verbs, run in slices by the thread that owns it, so that workers need not wait."""
+"""The `cache` verb: the store's own verbs, run in slices by the thread that owns it, so that workers need not wait. To
+clear reaches the memory of loaded models as well."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from kvclient.errors import BadRequest
+from kvd.front.slot import State
 from kvd.front.verbs.base import Body, Call
+from kvd.front.workers import Worker
 
 if TYPE_CHECKING:
     from kvd.store.verbs import Steps
@@ -20,14 +26,48 @@ class Cache:
     name = "cache"
 
     async def run(self, call: Call) -> Body:
-        fields = {name: value for name, value in call.body.items() if name != "verb"}
-        store = call.services.store
-        work: Steps = await store.do(lambda owner: _steps(owner, call.body["verb"], fields))
-        while True:
-            answer, done, total = await store.do(lambda _: _slice(work))
-            if answer is not None:
-                return answer
-            call.services.sessions.tell(call.session, "progress", {"done": done, "total": total})
+        if call.body["verb"] == "clear":
+            return await _clear(call)
+        return await _stored(call)
+
+
+async def _stored(call: Call) -> Body:
+    """What the store's own verb says."""
+    fields = {name: value for name, value in call.body.items() if name != "verb"}
+    store = call.services.store
+    work: Steps = await store.do(lambda owner: _steps(owner, call.body["verb"], fields))
+    while True:
+        answer, done, total = await store.do(lambda _: _slice(work))
+        if answer is not None:
+            return answer
+        call.services.sessions.tell(call.session, "progress", {"done": done, "total": total})
+
+
+async def _clear(call: Call) -> Body:
+    """The disk first, so that nothing comes back from there, then the memory of loaded models. Blocks that requests use
+    stay until the next clear."""
+    model = call.body.get("model")
+    loaded = [s.worker for s in call.services.fleet.slots if s.state is State.LOADED and s.worker is not None]
+    try:
+        answer = await _stored(call)
+    except BadRequest:
+        if model not in [worker.model for worker in loaded]:
+            raise
+        answer = {"checked": 0, "freed": 0, "counts": {}, "namespaces": []}
+    namespaces = tuple(bytes.fromhex(namespace) for namespace in answer["namespaces"])
+    whole = [worker for worker in loaded if model in (None, worker.model)]
+    return {**answer, **await _forgotten(whole, [w for w in loaded if w not in whole], namespaces)}
+
+
+async def _forgotten(whole: Collection[Worker], others: Collection[Worker], namespaces: tuple[bytes, ...]) -> Body:
+    """`whole` forget everything; `others`, which may share weights with a model of that name, these namespaces."""
+    asked = [worker.clear() for worker in whole]
+    asked += [worker.clear(namespaces) for worker in others if namespaces]
+    answers = await asyncio.gather(*asked)
+    return {
+        "memory_blocks": sum(one.blocks for one in answers), "memory_bytes": sum(one.nbytes for one in answers),
+        "memory_blocks_in_use": sum(one.in_use for one in answers),
+    }  # fmt: skip
 
 
 def _steps(owner: Any, verb: str, fields: dict[str, Any]) -> Steps:

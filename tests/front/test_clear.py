@@ -1,0 +1,62 @@
+"""`cache clear` reaches the memory of loaded models, and says what it found there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from kvclient.wire import Message
+from tests.front.support import Client, Daemon, daemon, until
+
+
+@pytest.fixture
+def made() -> Iterator[Daemon]:
+    with daemon(models=("demo", "other", "third")) as found:
+        until(lambda: found.status()["store"]["available"], "the store is open")
+        yield found
+
+
+def ask(client: Client, **fields: str) -> Message:
+    return client.result(client.ask("cache", {"verb": "clear", **fields}))
+
+
+def test_a_clear_without_loaded_models_is_one_of_the_disk(made: Daemon) -> None:
+    with made.client() as client:
+        body = ask(client).body
+        assert (body["checked"], body["memory_blocks"], body["memory_blocks_in_use"]) == (0, 0, 0)
+
+
+def test_every_loaded_model_forgets_what_no_request_uses(made: Daemon) -> None:
+    with made.client() as client:
+        client.call("load", {"model": "demo"})
+        client.call("load", {"model": "other"})
+        held = client.ask("generate", {"prompt": "hold"}, "demo")
+        client.wait_for(held, "progress")
+        body = ask(client).body
+        assert (body["memory_blocks"], body["memory_bytes"], body["memory_blocks_in_use"]) == (10, 1000, 1)
+        client.ask("cancel", {"id": held})
+        client.results({held})
+
+
+def test_of_one_model_only_that_model_forgets_though_nothing_of_it_is_on_disk(made: Daemon) -> None:
+    with made.client() as client:
+        client.call("load", {"model": "demo"})
+        client.call("load", {"model": "other"})
+        body = ask(client, model="demo").body
+        assert (body["checked"], body["memory_blocks"], body["memory_bytes"]) == (0, 5, 500)
+        refused = ask(client, model="third")
+        assert refused.kind == "error" and "nothing is stored" in refused.body["message"]
+
+
+def test_of_a_worker_that_dies_meanwhile_everything_is_gone(made: Daemon) -> None:
+    with made.client() as client:
+        client.call("load", {"model": "demo"})
+        client.ask("generate", {"prompt": "stop"}, "demo")
+        until(lambda: made.status()["requests"], "the worker stands still")
+        clearing = client.ask("cache", {"verb": "clear"})
+        until(lambda: [r for r in made.status()["requests"] if r["kind"] == "cache"], "the clear waits")
+        os.kill(made.model()["pid"], signal.SIGKILL)
+        assert client.results({clearing})[clearing].body["memory_blocks"] == 0

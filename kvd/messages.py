@@ -90,12 +90,14 @@ class Clear(Typed):
 
 @dataclass(frozen=True, slots=True)
 class Granted(Typed):
-    """Answer to Grow `q`. With `ok` false the pool must stay as it is; `available` bytes are left in the budget."""
+    """Answer to Grow `q`. With `ok` false the pool must stay as it is; `available` bytes are left in the budget.
+    `coming`: others are giving way, asked again soon it may be granted."""
 
     KIND = "granted"
     q: int
     ok: bool
     available: int
+    coming: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +146,13 @@ class Cleared(Typed):
 @dataclass(frozen=True, slots=True)
 class Grow(Typed):
     """May the pool take `nbytes` more than it has? Asked before it grows beyond `--pool-initial`, answered at once; the
-    front keeps one ledger over all models. Negative: given back, not answered."""
+    front keeps one ledger over all models. Negative: given back, not answered. `needed`: live sequences cannot go on
+    without it, so that idle models give way."""
 
     KIND = "grow"
     q: int
     nbytes: int
+    needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ FOR_WORKERS: list[m.ToWorker] = [
     m.Left((), (), everything=True),
     m.Clear(6, (b"n" * 16,)),
     m.Granted(5, False, 1 << 40),
+    m.Granted(5, False, 0, coming=True),
     m.Stop(1.5),
 ]
 FOR_THE_FRONT: list[m.ToFront] = [
@@ -41,6 +42,7 @@ FOR_THE_FRONT: list[m.ToFront] = [
     m.PinPath(b"n" * 16, (b"c" * 16,), 60.0),
     m.Cleared(6, 3, 9000, 1),
     m.Grow(5, 1 << 30),
+    m.Grow(6, 1 << 20, needed=True),
     m.Beat("prefill", 0.25, 1.0, {"pool_bytes": 5}),
 ]
 

@@ -24,7 +24,7 @@ from kvd.cache.paths import preferences
 from kvd.cache.plugin import LayerCache, OpaqueLayerCache, Step, install_hook
 from kvd.cache.pool import KVPool
 from kvd.cache.prefix import PrefixIndex
-from kvd.cache.results import CacheStats, Match, PoolFull, Published
+from kvd.cache.results import CacheStats, Consent, Match, PoolFull, Published
 from kvd.cache.sequence import CachedSequence
 
 __all__ = [
@@ -44,9 +44,10 @@ class PagedCache:
         *,
         initial_blocks: int,
         namespace: bytes,
-        on_bytes: Callable[[int], bool] = lambda _: True,
+        on_bytes: Callable[[int, bool], Consent] = lambda nbytes, needed: Consent.YES,
     ) -> None:
-        """on_bytes(n) is asked before the pool takes n bytes more; False means it does not grow."""
+        """on_bytes(n, needed) is asked before the pool takes n bytes more; `needed`: nothing else gives room to what is
+        live. A negative n is given back."""
         self.layout = layout
         self.block_size = block_size
         self.max_blocks = max(max_blocks, 1)
@@ -63,6 +64,7 @@ class PagedCache:
         self.paths = preferences(layout.dtype, block_size, on_cpu())
         """which attention paths are used; `kvd.cache.check` at load takes out those that do not work"""
         self._on_bytes = on_bytes
+        self._allowed = self.pool.nbytes
         self._owner = threading.get_ident()
         self._released: deque[int] = deque()
 
@@ -129,15 +131,14 @@ class PagedCache:
         reachable = manager.available + self.max_blocks - self.pool.blocks
         if reachable < needed:
             raise PoolFull(needed, reachable)
-        while self.pool.blocks < self.max_blocks and (
+        consent = Consent.YES
+        while consent is Consent.YES and self.pool.blocks < self.max_blocks and (
             manager.free < needed or (run > needed and manager.largest_gap() < run)
         ):
             more = max(needed - manager.free, run if run > needed else 0)  # new blocks are one gap: grow once
-            wanted = max(2 * self.pool.blocks, self.pool.blocks + more)
-            if not self._grow(min(self.max_blocks, wanted)):
-                break
+            consent = self._enlarge(more, needed - manager.available)
         if manager.available < needed:
-            raise PoolFull(needed, manager.available)
+            raise PoolFull(needed, manager.available, consent is Consent.SOON)
 
     def run_moves(self) -> None:
         """Make the copies the allocator asked for, before anything is written."""
@@ -161,6 +162,9 @@ class PagedCache:
         while self._released:
             self.manager.unpin(self._released.popleft())
         self.pool.sweep()
+        if (over := self._allowed - self.pool.nbytes) > 0:
+            self._allowed -= over
+            self._on_bytes(-over, False)
 
     def clear(self, namespace: bytes | None = None) -> int:
         """Forget every cached block that is not in use (of one namespace); returns how many."""
@@ -187,8 +191,22 @@ class PagedCache:
             evictions=dict(manager.evictions),
         )
 
-    def _grow(self, blocks: int) -> bool:
-        if not self._on_bytes(self.pool.growth_bytes(blocks)) or not self.pool.grow(blocks):
-            return False
+    def _enlarge(self, more: int, short: int) -> Consent:
+        """Grow to twice the size, or by `more` blocks. Where that is refused and eviction would leave `short` blocks
+        missing, by as much as is granted."""
+        extra = max(self.pool.blocks, more)
+        while (consent := self._grow(extra, extra <= short)) is Consent.NO and extra > short > 0:
+            extra = max(extra // 2, short)
+        return consent
+
+    def _grow(self, extra: int, needed: bool) -> Consent:
+        blocks = min(self.max_blocks, self.pool.blocks + extra)
+        nbytes = self.pool.growth_bytes(blocks)
+        consent = self._on_bytes(nbytes, needed)
+        if consent is not Consent.YES:
+            return consent
+        self._allowed += nbytes
+        if not self.pool.grow(blocks):
+            return Consent.NO
         self.manager.grow(blocks)
-        return True
+        return consent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvd.cache.chain import Chain
@@ -11,13 +12,23 @@ if TYPE_CHECKING:
     from kvd.cache.prefix import Entry
 
 
-class PoolFull(Exception):
-    """No block can be had: everything is live or pinned. Nothing was changed."""
+class Consent(Enum):
+    """May the pool grow? SOON: not yet, memory is being made free for it."""
 
-    def __init__(self, needed: int, free: int) -> None:
+    YES = "yes"
+    NO = "no"
+    SOON = "soon"
+
+
+class PoolFull(Exception):
+    """No block can be had: everything is live or pinned. Nothing was changed. `soon`: the pool may be allowed to grow
+    in a moment, waiting helps."""
+
+    def __init__(self, needed: int, free: int, soon: bool = False) -> None:
         super().__init__(f"the KV pool needs {needed} blocks, {free} can be had")
         self.needed = needed
         self.free = free
+        self.soon = soon
 
 
 @dataclass(frozen=True, slots=True)

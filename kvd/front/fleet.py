@@ -16,6 +16,7 @@ from kvd.front.logs import logger
 from kvd.front.memory import Ledger
 from kvd.front.metrics import Count, Metrics
 from kvd.front.registry import Model
+from kvd.front.room import Room
 from kvd.front.sessions import Session, Sessions, Stage
 from kvd.front.slot import Slot, State
 from kvd.front.workers import Loss, Worker
@@ -41,6 +42,7 @@ class Fleet:
         self._sessions, self._store, self._metrics = sessions, store, metrics
         self._slots: dict[str, Slot] = {}
         self._by_worker: dict[Worker, Slot] = {}
+        self.room = Room(ledger, lambda: self.slots, self.unload)
         self._loader = Loader(means, self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -159,15 +161,6 @@ class Fleet:
             return self._loader.patience(slot)
         return 10 * slot.worker.beat.expected_s
 
-    async def make_room(self, slot: Slot, wanted: int) -> None:
-        """Unload idle models, longest unused first, until `wanted` bytes are free for this one. Unloads none when
-        all of them would not do."""
-        own = self.ledger.held(slot.model.name).total
-        idle = sorted((s for s in self.slots if s.idle and not s.pinned and s is not slot), key=lambda s: s.idle_since)
-        most = self.ledger.free + own + sum(self.ledger.held(s.model.name).total for s in idle)
-        while idle and self.ledger.free + own < wanted <= most:
-            await self.unload(idle.pop(0), "memory")
-
     # what workers report
 
     def ready(self, worker: Worker, info: dict[str, Any]) -> None:
@@ -207,10 +200,11 @@ class Fleet:
 
     def grow(self, worker: Worker, asked: Grow) -> None:
         granted = self.ledger.grow(worker.order.name, asked.nbytes)
-        if not granted:
+        coming = not granted and asked.needed and self.room.is_coming(self._by_worker[worker], asked.nbytes)
+        if not granted and not coming:
             self._metrics.add(Count.MEMORY, "grow")
         if asked.nbytes > 0:
-            worker.send(Granted(asked.q, granted, self.ledger.free))
+            worker.send(Granted(asked.q, granted, self.ledger.free, coming))
 
     def lost(self, worker: Worker, loss: Loss) -> None:
         slot = self._by_worker.pop(worker)

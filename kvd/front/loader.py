@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from kvd.config import Config
 from kvd.front.logs import logger
 from kvd.front.memory import Ledger
 from kvd.front.registry import Needs, needs
+from kvd.front.room import Room
 from kvd.front.slot import Slot
 from kvd.front.spawn import WORKER, Order
 from kvd.front.workers import Owner, Worker
@@ -50,17 +51,16 @@ class Host(Owner, Protocol):
 
     config: Config
     ledger: Ledger
+    room: Room
 
     def started(self, slot: Slot, worker: Worker) -> None: ...
-    def make_room(self, slot: Slot, wanted: int) -> Awaitable[None]: ...
 
 
 class Loader:
-    """Owned by the loop's thread. One reservation of memory at a time, so that two loads do not unload each other."""
+    """Owned by the loop's thread."""
 
     def __init__(self, means: Means, host: Host) -> None:
         self._means, self._host = means, host
-        self._memory = asyncio.Lock()
         self._runs = count(1)
         self._arrivals: dict[Worker, asyncio.Future[None]] = {}
 
@@ -72,7 +72,7 @@ class Loader:
         block = self._host.config.cache.block_size
         wanted = await asyncio.to_thread(needs, slot.model.folder, block)
         preload = await asyncio.to_thread(self._means.preload, self._means.home.root)
-        async with self._memory:
+        async with self._host.room.turn:
             order = await self._order(slot, wanted, preload)
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
@@ -115,7 +115,7 @@ class Loader:
         """Put the model on the ledger and say what to start. Raises OutOfMemory."""
         config, ledger, name = self._host.config, self._host.ledger, slot.model.name
         backend = self._means.backend()
-        await self._host.make_room(slot, wanted.weights(backend, ledger.budget) + wanted.pool)
+        await self._host.room.make(slot, wanted.weights(backend, ledger.budget) + wanted.pool)
         available = ledger.free
         weights = wanted.weights(backend, available)
         largest = config.cache.pool if config.cache.pool is not None else available

@@ -64,7 +64,7 @@ class Generation:
         self._turn_at = 0.0
         """when streams had their last step"""
         self.stalled = False
-        """the pool is full of blocks that the disk has not taken yet: waiting helps"""
+        """the pool is full, of blocks that the disk has not taken yet or until others gave way: waiting helps"""
 
     def prefill(self, choice: Choice, chunk: Chunk, beside: Sequence[Choice] = ()) -> None:
         """One chunk, or the last row with which decoding begins. Those in `beside` go on within a long chunk."""
@@ -261,7 +261,7 @@ class Generation:
         who = None if waits else victim(self._live.jobs(), choice.id, self._limits)
         if who is None:
             loading = any(one.stage is Stage.LOADING for one in active)
-            if loading or (waits and active) or self._finisher.writing:
+            if loading or (waits and active) or self._finisher.writing or full.soon:
                 self.stalled = not (waits and active)
                 return False
             self._outgrown(choice, full)

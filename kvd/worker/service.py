@@ -12,6 +12,7 @@ import structlog
 
 from kvclient.errors import Cancelled, Internal, KvdError
 from kvclient.wire import unpack
+from kvd.cache.results import Consent
 from kvd.messages import Cancel, Clear, Committed, Granted, Grow, Left, LookedUp, Reserved, Stop, ToWorker, Work
 from kvd.worker.clear import clear
 from kvd.worker.engine import Engine
@@ -25,24 +26,28 @@ log = structlog.get_logger()
 
 
 class Growth:
-    """Asks the front's ledger before the pool grows. The engine's thread waits for the answer, which comes at once."""
+    """Asks the front's ledger before the pool grows. The engine's thread waits for the answer, which comes at once:
+    where others have to give way first it is SOON."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._open: dict[int, Future[bool]] = {}
+        self._open: dict[int, Future[Consent]] = {}
 
-    def ask(self, nbytes: int) -> bool:
-        """May the pool take `nbytes` more? Without an answer it may not."""
-        number, answer = next(self._numbers), Future[bool]()
+    def ask(self, nbytes: int, needed: bool = False) -> Consent:
+        """May the pool take `nbytes` more? Without an answer it may not. Less than none is given back."""
+        number, answer = next(self._numbers), Future[Consent]()
+        if nbytes < 0:
+            self._outbox.tell(Grow(number, nbytes))
+            return Consent.YES
         with self._lock:
             self._open[number] = answer
-        self._outbox.tell(Grow(number, nbytes))
+        self._outbox.tell(Grow(number, nbytes, needed))
         try:
             return answer.result(GRANT_WAIT_S)
         except TimeoutError:
-            return False
+            return Consent.NO
         finally:
             with self._lock:
                 self._open.pop(number, None)
@@ -51,7 +56,7 @@ class Growth:
         with self._lock:
             answer = self._open.get(message.q)
         if answer is not None:
-            answer.set_result(message.ok)
+            answer.set_result(Consent.YES if message.ok else Consent.SOON if message.coming else Consent.NO)
 
 
 class Service:

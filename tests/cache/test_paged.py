@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvd.cache.chain import namespace
-from kvd.cache.results import PoolFull
+from kvd.cache.results import Consent, PoolFull
 from tests.cache.support import BLOCK, SPACE, ask, finish, model, new_cache, prefill, prompt, same, step, stock_logits
 
 OTHER = namespace({"test": 2})
@@ -100,7 +100,7 @@ def test_a_match_that_lost_blocks_meanwhile_opens_shorter():
 def test_a_request_beyond_the_pool_is_refused_before_anything_moves():
     net = model()
     asked = []
-    cache = new_cache(net, blocks=8, initial=2, on_bytes=lambda n: not asked.append(n))
+    cache = new_cache(net, blocks=8, initial=2, on_bytes=lambda n, needed: asked.append(n) or Consent.YES)
     sequence = cache.open([], None, expected_rows=9 * BLOCK)
     with pytest.raises(PoolFull) as caught:
         sequence.reserve(9 * BLOCK)

@@ -11,7 +11,20 @@ from kvd.cache.layout import KVLayout, LayerKV, Precision
 from kvd.cache.paged import forward
 from kvd.cache.placement import Move
 from kvd.cache.pool import KVPool
-from tests.cache.support import BLOCK, ask, finish, model, new_cache, prompt, same, step, step_batch, stock_logits
+from kvd.cache.results import Consent, PoolFull
+from tests.cache.support import (
+    BLOCK,
+    ask,
+    finish,
+    model,
+    new_cache,
+    prefill,
+    prompt,
+    same,
+    step,
+    step_batch,
+    stock_logits,
+)  # fmt: skip
 
 
 def where(cache):
@@ -74,12 +87,55 @@ def test_growth_is_asked_for_and_its_transient_is_within_what_was_asked():
 def test_a_pool_that_may_not_grow_evicts_instead():
     net = model()
     asked = []
-    cache = new_cache(net, blocks=64, initial=8, on_bytes=lambda n: bool(asked.append(n)))
+    cache = new_cache(net, blocks=64, initial=8, on_bytes=lambda n, needed: asked.append(n) or Consent.NO)
     for seed in range(4):
         _, sequence, _ = ask(net, cache, prompt(4 * BLOCK, seed=seed))
         sequence.close()
     assert asked and cache.stats.blocks_total == 8
     assert cache.stats.evictions["capacity"] > 0
+
+
+class Budget:
+    """`free` bytes beyond the first blocks; `given`: what the pool has of them."""
+
+    def __init__(self, free):
+        self.free, self.given, self.needed = free, 0, []
+
+    def __call__(self, nbytes, needed):
+        if nbytes > self.free - self.given:
+            self.needed.append(needed)
+            return Consent.SOON if needed else Consent.NO
+        self.given += nbytes
+        return Consent.YES
+
+
+def test_a_pool_grows_by_what_is_left_where_it_cannot_double():
+    net = model()
+    block = new_cache(net).pool.block_bytes
+    budget = Budget(4 * block)
+    cache = new_cache(net, blocks=64, initial=8, on_bytes=budget)
+    sequence = cache.open([], None, expected_rows=8 * BLOCK)
+    sequence.reserve(8 * BLOCK)
+    sequence.reserve(9 * BLOCK)
+    assert 9 <= cache.stats.blocks_total <= 12
+    with pytest.raises(PoolFull) as caught:
+        sequence.reserve(13 * BLOCK)
+    assert caught.value.soon and budget.needed[-1] and not any(budget.needed[:-1])
+    budget.free *= 3
+    sequence.reserve(13 * BLOCK)
+
+
+def test_what_growing_takes_for_a_moment_is_given_back():
+    net = model()
+    budget = Budget(1 << 30)
+    cache = new_cache(net, blocks=64, initial=2, on_bytes=budget)
+    first = cache.pool.nbytes
+    sequence = cache.open([], None)
+    for _ in range(20):
+        sequence.reserve(BLOCK)
+        prefill(net, cache, sequence, prompt(sequence.rows + BLOCK, seed=3))
+    assert cache.stats.blocks_total >= 20
+    assert budget.given == cache.pool.nbytes - first
 
 
 def test_a_device_without_memory_leaves_the_pool_as_it_was(monkeypatch):

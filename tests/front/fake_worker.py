@@ -8,6 +8,7 @@
     die              die before any event
     exit STATUS      leave without a word              stop          SIGSTOP oneself
     grow N           ask for N bytes more, say what came back
+    need N           the same as something live cannot go on without, again while it is coming
 """
 
 from __future__ import annotations
@@ -152,16 +153,21 @@ class FakeWorker:
                 text = self.say(work.id, int(n), int(size), 0.0)
             case ["grow", n]:
                 text = str(self.grow(int(n)))
+            case ["need", n]:
+                text = str(self.grow(int(n), needed=True))
             case ["size", *_]:
                 text = str(len(work.packed))
         self.end(work, text)
 
-    def grow(self, nbytes: int) -> tuple[bool, int]:
-        self.emit(Grow(1, nbytes).encode())
-        if nbytes < 0:
-            return True, 0
-        answer = self.granted.get(timeout=10)
-        return answer.ok, answer.available
+    def grow(self, nbytes: int, needed: bool = False) -> tuple[bool, int]:
+        while True:
+            self.emit(Grow(1, nbytes, needed).encode())
+            if nbytes < 0:
+                return True, 0
+            answer = self.granted.get(timeout=10)
+            if not answer.coming:
+                return answer.ok, answer.available
+            time.sleep(0.01)
 
     def say(self, id: str, n: int, size: int, pause: float) -> str:
         for i in range(n):

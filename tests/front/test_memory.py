@@ -144,3 +144,29 @@ def test_a_pool_grows_by_asking_until_the_budget_is_used_up_by_all_models_togeth
         assert grow("b", 20_000) == f"(True, {free - 70_000})"
         assert made.status()["memory"]["used_bytes"] == 200_000 - free + 70_000
         assert made.count("kvd_memory_refusals_total", "grow") == 1
+
+
+def test_a_pool_that_needs_more_makes_the_longest_unused_idle_model_go_but_no_pinned_or_busy_one() -> None:
+    flags = ("memory.limit=212000", "cache.pool_initial=40000")
+    with daemon(*flags, models=("a", "b", "c", "d")) as made, made.client() as client:
+
+        def grow(how: str, nbytes: int) -> str:
+            done = client.call("generate", {"prompt": f"{how} {nbytes}"}, "a")
+            return str(done["choices"][0]["text"])
+
+        def states() -> dict[str, str]:
+            return {m["name"]: m["state"] for m in made.status()["models"]}
+
+        for name in ("a", "b", "c", "d"):
+            client.call("load", {"model": name, "pin": name == "b"})
+        free = 212_000 - 4 * 44_000
+        assert grow("grow", free + 1) == f"(False, {free})"  # what it could do without makes nobody go
+        assert grow("need", free + 2 * 44_000 + 1) == f"(False, {free})"  # nor what would not do
+        assert states() == {"a": "loaded", "b": "loaded", "c": "loaded", "d": "loaded"}
+        assert grow("need", free + 1) == f"(True, {44_000 - 1})"
+        assert states() == {"a": "loaded", "b": "loaded", "c": "not loaded", "d": "loaded"}
+        assert made.count("kvd_memory_refusals_total", "grow") == 2
+        busy = client.ask("generate", {"prompt": "hold"}, "d")
+        client.wait_for(busy, "progress")
+        assert grow("need", 44_000) == f"(False, {44_000 - 1})"
+        assert states()["d"] == "loaded"

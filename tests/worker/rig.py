@@ -20,6 +20,7 @@ from kvd.cache import precision
 from kvd.cache.chain import chains
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.paged import PagedCache
+from kvd.cache.results import Consent
 from kvd.messages import (
     Abandon,
     BadShard,
@@ -129,6 +130,7 @@ class Rig:
     def __init__(
         self, *, files: Callable[[], Files] = RealFiles, pool_blocks: int = 256, limits: Limits = Limits(chunk=64),  # noqa: B008
         model: Mapping[str, Any] | None = None, store_limit: int = 1 << 30, kv: str = "native",
+        consent: Callable[[int, bool], Consent] = lambda nbytes, needed: Consent.YES,
     ) -> None:
         self.kv = kv
         """precision of the next start"""
@@ -136,6 +138,7 @@ class Rig:
         self.model_folder = tiny_model(self.folder / "model", **(model or {}))
         self._files = files
         self._pool_blocks = pool_blocks
+        self._consent = consent
         self._limits = limits
         self._limit = store_limit
         self._ids = itertools.count(1)
@@ -184,7 +187,9 @@ class Rig:
         loaded = load(self.model_folder)
         layout = precision.apply(inspect_layout(loaded.model), self.kv)
         space = space_of(identify(self.model_folder), layout, B)
-        self.cache = PagedCache(layout, B, self._pool_blocks, initial_blocks=8, namespace=space)
+        self.cache = PagedCache(
+            layout, B, self._pool_blocks, initial_blocks=8, namespace=space, on_bytes=self._consent
+        )  # fmt: skip
         model = Model(loaded.model, loaded.tokenizer, layout, space, frozenset(loaded.tokenizer.eos_token_ids), self.kv)
         self.tokenizer = loaded.tokenizer
         self.heart = Heart(self.outbox)

@@ -14,7 +14,8 @@ from mlx_lm.utils import load_tokenizer
 
 from kvclient.errors import BadRequest, Cancelled, Internal, from_wire
 from kvclient.wire import pack
-from kvd.messages import Cancel, Clear, Cleared, Granted, Left, Work, to_front
+from kvd.cache.results import Consent
+from kvd.messages import Cancel, Clear, Cleared, Granted, Grow, Left, Work, to_front
 from kvd.worker.outbox import Outbox
 from kvd.worker.prompt import Prompter
 from kvd.worker.service import Growth, Service
@@ -149,11 +150,17 @@ def test_a_bug_in_preparation_ends_that_request_alone(prompter: Prompter) -> Non
 
 def test_the_pool_grows_only_with_the_ledger_s_consent() -> None:
     desk = Desk()
-    answers: list[bool] = []
-    for ok in (True, False):
+    answers: list[Consent] = []
+    for ok, coming in ((True, False), (False, False), (False, True)):
         asking = threading.Thread(target=lambda: answers.append(desk.growth.ask(1000)))
         asking.start()
         grow = to_front(desk.next())
-        desk.service.receive(Granted(grow.q, ok, 0))  # type: ignore[union-attr]
+        desk.service.receive(Granted(grow.q, ok, 0, coming))  # type: ignore[union-attr]
         asking.join(20)
-    assert answers == [True, False]
+    assert answers == [Consent.YES, Consent.NO, Consent.SOON]
+
+
+def test_what_the_pool_gives_back_is_told_and_not_waited_for() -> None:
+    desk = Desk()
+    assert desk.growth.ask(-1000) is Consent.YES
+    assert to_front(desk.next()) == Grow(1, -1000)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvd.cache.results import Consent
 from kvd.worker.scheduler import Limits
 from tests.worker.rig import Answer, B, Rig, ids, rows_seen
 
@@ -156,6 +157,25 @@ def test_a_lone_answer_that_outgrows_the_pool_ends_with_its_text_and_both_number
         finish = next(body for kind, body in answer.events if kind == "finish")
         assert finish["finish_reason"] == "length"
         assert rig.ask(ids(2 * B, 3)).stats["out_of_memory"] is None
+
+
+def test_an_answer_waits_for_room_that_is_being_made_and_goes_on() -> None:
+    options = {"max_tokens": 100, "logit_bias": {2: -100}}
+    asked: list[bool] = []
+
+    def consent(nbytes: int, needed: bool) -> Consent:
+        if nbytes > 0:
+            asked.append(needed)
+        if asked.count(True) > 3:
+            return Consent.YES
+        return Consent.SOON if needed else Consent.NO
+
+    with Rig(consent=consent) as rig:
+        answer = rig.send(tokens=ids(6 * B, 1), **options).end()
+        assert (answer.body["choices"][0]["finish_reason"], answer.stats["completion_tokens"]) == ("length", 100)
+        assert answer.stats["out_of_memory"] is None and asked.count(True) == 4
+    with Rig() as rig:
+        assert rig.send(tokens=ids(6 * B, 1), **options).end().text == answer.text
 
 
 def test_answers_to_one_prompt_that_outgrow_the_pool_each_end_with_their_text() -> None:

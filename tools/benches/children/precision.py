@@ -69,18 +69,22 @@ class Bench:
             "peak": mx.get_peak_memory() - before,
         }
 
-    def decode(self, kv: str, stock: list[int], position: int, rounds: int) -> dict[str, Any]:
-        """Seconds per step of ours at `kv` and of the slowest of mlx-lm's caches at `stock` bits (0: KVCache), measured
-        in turn, and the median of the ratios of rounds."""
-        steps = [self._ours(kv, position, rounds), *(self._stock(bits, position) for bits in stock)]
-        took: list[list[float]] = [[] for _ in steps]
+    def decode(self, pairs: list[tuple[str, list[int]]], position: int, rounds: int) -> dict[str, Any]:
+        """pairs: ours at a precision, mlx-lm's caches at these bits (0: KVCache). All steps are measured in turn; for
+        each pair the seconds of ours and of the slowest of its others, and the median of the ratios of rounds."""
+        steps: dict[str | int, Callable[[], None]] = {kv: self._ours(kv, position, rounds) for kv, _ in pairs}
+        steps |= {bits: self._stock(bits, position) for _, others in pairs for bits in others}
+        took: dict[str | int, list[float]] = {name: [] for name in steps}
         for index in range(WARM + rounds):
-            order = range(len(steps)) if index % 2 else reversed(range(len(steps)))
-            for one in order:
+            for name in steps if index % 2 else reversed(steps):
                 begin = self.clock()
-                steps[one]()
-                took[one].append(self.clock() - begin)
-        mine, *others = (times[WARM:] for times in took)
+                steps[name]()
+                if index >= WARM:
+                    took[name].append(self.clock() - begin)
+        return {"pairs": [self._compared(took[kv], [took[bits] for bits in others]) for kv, others in pairs]}
+
+    @staticmethod
+    def _compared(mine: list[float], others: list[list[float]]) -> dict[str, float]:
         slowest = max(others, key=statistics.median)
         ratio = statistics.median(a / b for a, b in zip(mine, slowest, strict=True))
         return {"ours": statistics.median(mine), "stock": statistics.median(slowest), "ratio": ratio}

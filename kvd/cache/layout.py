@@ -126,6 +126,12 @@ def _side_parts(layer: int, side: Side, heads: int, dim: int, precision: Precisi
     yield Part(f"{name}.b", layer, side, dtype, heads, dim // precision.group)
 
 
+def head_sizes(described: str) -> list[tuple[int, int]]:
+    """(k_dim, v_dim) per layer of a layout's `describe`."""
+    layers = (layer.partition(":")[0].partition("x")[2].split("/") for layer in described.split("|")[2].split(";"))
+    return [(int(k), int(v)) for k, v in layers]
+
+
 def _check(side: str, dim: int, precision: Precision) -> None:
     if precision.bits not in BITS:
         raise BadRequest(f"{side} at {precision.bits} bits: bits must be one of {BITS}", bits=precision.bits)

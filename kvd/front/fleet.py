@@ -97,7 +97,7 @@ class Fleet:
         if ttl_s is not None:
             slot.ttl_s = ttl_s
         slot.kv = kv or slot.kv
-        if slot.worker is not None and slot.kv not in (None, slot.worker.order.kv):
+        if slot.kv is not None and not slot.has_precision(slot.kv):
             await self.unload(slot, "precision")
         slot.use()
         while slot.state is not State.LOADED:

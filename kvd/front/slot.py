@@ -11,6 +11,9 @@ from enum import Enum
 from typing import Any
 
 from kvclient.errors import Busy
+from kvd.cache import precision
+from kvd.cache.layout import head_sizes
+from kvd.calibrate.choice import AUTO
 from kvd.front.crashes import Crashes
 from kvd.front.registry import Model
 from kvd.front.sessions import Session, Stage
@@ -68,10 +71,21 @@ class Slot:
     def use(self) -> None:
         self.last_used, self.idle_since = time.time(), time.monotonic()
 
+    def has_precision(self, kv: str) -> bool:
+        """Whether loading at `kv` would change nothing: no process, or one at this precision however it is written.
+        Raises BadRequest for layers that the loaded model does not have."""
+        if self.worker is None or kv == self.worker.order.kv:
+            return True
+        layout = self.worker.info.get("kv_layout")
+        if layout is None or kv == AUTO:
+            return False
+        dims = head_sizes(layout)
+        return precision.parse(kv, dims) == precision.parse(self.worker.info["kv_precision"], dims)
+
     def check_precision(self, kv: str | None) -> None:
         """Raises Busy where `kv` is not the precision of a worker that has requests."""
         requests = len(self.waiting) + len(self.live)
-        if self.worker is None or not requests or kv in (None, self.worker.order.kv):
+        if kv is None or self.has_precision(kv) or self.worker is None or not requests:
             return
         raise Busy(
             f"{self.model.name} has {requests} requests at KV precision {self.worker.order.kv}, and a model has one "

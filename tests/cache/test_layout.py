@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kvclient.errors import BadRequest
-from kvd.cache.layout import KVLayout, LayerKV, Precision
+from kvd.cache.layout import KVLayout, LayerKV, Precision, head_sizes
 from kvd.cache.precision import PRESETS, apply, parse, table_of
 
 DEMO = KVLayout((LayerKV(3, 64, 64),) * 30, "float32")
+
+
+def test_head_sizes_are_read_from_what_describes_a_layout():
+    mixed = KVLayout((LayerKV(3, 64, 64), LayerKV(1, 192, 128, k=Precision(8, 64))), "bfloat16")
+    assert head_sizes(mixed.describe()) == [(64, 64), (192, 128)]
 
 
 def test_bytes_per_token_of_the_demo_model_are_those_of_the_formula():

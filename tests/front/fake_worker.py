@@ -91,7 +91,9 @@ class FakeWorker:
 
     def loaded(self) -> None:
         self.phase = "idle"
-        info = {"weights_bytes": 4000, "pool_bytes": 1000, "kv_precision": self.args.kv}
+        kv = "native" if self.args.kv == "auto" else self.args.kv
+        layers = ";".join(["1x64/64:native,native"] * 4)
+        info = {"weights_bytes": 4000, "pool_bytes": 1000, "kv_precision": kv, "kv_layout": f"kv1|float32|{layers}"}
         given = {"block_size": int(self.args.block_size), "pool_limit": self.args.pool_limit}
         self.emit(Ready({**info, **given}).encode())
 

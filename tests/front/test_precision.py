@@ -35,6 +35,34 @@ def test_what_is_no_precision_is_refused_without_touching_the_loaded_model(
     assert (after["pid"], after["kv"]) == (loaded["pid"], loaded["kv"])
 
 
+@pytest.mark.parametrize(
+    ("loaded", "same", "other"),
+    [("auto", "native", "k8v8"), ("auto", "k16v16", "native,0=k8v8"), ("k8v8", "k8v8,0-3=k8v8", "k8v8,0=k8v4"),
+     ("k8v4", "k8v4g64", "k8v4g32"), ("k8v4,3=k8v8", "k8v4,-1=k8v8", "auto"), ("native", "native,1=k16v16", "k4v4")],
+)  # fmt: skip
+def test_a_model_is_loaded_anew_for_another_precision_but_not_for_the_same_one_in_other_words(
+    shared: Daemon, client: Client, loaded: str, same: str, other: str
+) -> None:
+    client.call("unload", {"model": "demo"})
+    first = client.call("load", {"model": "demo", "kv": loaded})
+    held = client.ask("generate", {"prompt": "hold"}, "demo")
+    client.wait_for(held, "progress")
+    assert client.call("load", {"model": "demo", "kv": same})["pid"] == first["pid"]
+    client.ask("cancel", {"id": held})
+    client.result(held)
+    until(lambda: shared.model()["live"] == 0, "the end of the request")
+    assert client.call("load", {"model": "demo", "kv": other})["pid"] != first["pid"]
+
+
+def test_layers_that_the_loaded_model_does_not_have_are_refused_without_unloading_it(
+    shared: Daemon, client: Client
+) -> None:
+    loaded = client.call("load", {"model": "demo"})
+    refused = client.result(client.ask("load", {"model": "demo", "kv": "k8v8,7=k4v4"}))
+    assert refused.body["code"] == "bad_request" and "0 … 3" in refused.body["message"]
+    assert client.call("load", {"model": "demo"})["pid"] == loaded["pid"]
+
+
 def test_a_precision_that_does_not_load_is_not_tried_by_the_next_request(shared: Daemon, client: Client) -> None:
     client.call("load", {"model": "demo", "kv": "native"})
     refused = client.result(client.ask("load", {"model": "demo", "kv": "k2v2"}))

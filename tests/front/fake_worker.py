@@ -80,6 +80,8 @@ class FakeWorker:
             case ["crash"]:
                 print("crashed while loading", file=sys.stderr, flush=True)
                 os.abort()
+            case ["held"]:
+                threading.Thread(target=self.load_held).start()
             case ["slow", seconds]:
                 threading.Timer(float(seconds), self.loaded).start()
             case ["refuse"]:
@@ -88,6 +90,10 @@ class FakeWorker:
                 self.emit(Failed.of(BadRequest("K in groups of 32: the head size 80 is not a multiple")).encode())
             case _:
                 self.loaded()
+
+    def load_held(self) -> None:
+        wait_without(Path(self.args.model) / "hold-load")
+        self.loaded()
 
     def loaded(self) -> None:
         self.phase = "idle"
@@ -121,6 +127,7 @@ class FakeWorker:
         while self.live:
             time.sleep(0.01)
         time.sleep(0.1)
+        wait_without(Path(self.args.model) / "hold-stop")
         os._exit(0)
 
     def work(self, work: Work) -> None:
@@ -189,6 +196,11 @@ class FakeWorker:
         stats = {"prompt_tokens": 2, "computed_tokens": 2, "completion_tokens": len(text), "pid": os.getpid(),
                  "kv_bytes": 5, "kv_precision": self.args.kv, "peak_memory_bytes": 9}  # fmt: skip
         self.event("done", work.id, choices=[choice], stats=stats)
+
+
+def wait_without(path: Path) -> None:
+    while path.exists():
+        time.sleep(0.01)
 
 
 def main() -> None:

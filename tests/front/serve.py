@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from kvclient.errors import KvdError
@@ -12,10 +13,16 @@ from kvd.front.app import Parts, serve
 FAKE = Path(__file__).with_name("fake_worker.py")
 
 
+def preload(home: Path) -> None:
+    """Looking for the library takes until the file is gone."""
+    while (home / "hold-preload").exists():
+        time.sleep(0.01)
+
+
 def main() -> int:
     home, *flags = sys.argv[1:]
     config = load(Path(home), flags=dict(flag.split("=", 1) for flag in flags))
-    parts = Parts(command=(sys.executable, str(FAKE)), preload=lambda home: None)
+    parts = Parts(command=(sys.executable, str(FAKE)), preload=preload)
     try:
         return serve(config, parts)
     except KvdError as problem:

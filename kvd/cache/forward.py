@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from kvd.cache.ahead import AheadStep, Arriving, Outlook
 from kvd.cache.steps import PausedStep, plan_step
 
 if TYPE_CHECKING:
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 def forward(
     model: Any,
     cache: PagedCache,
-    batch: Sequence[tuple[CachedSequence, Sequence[int]]],
+    batch: Sequence[tuple[CachedSequence | Outlook, Sequence[int]]],
     *,
     discard_last: bool = False,
     logits: bool = True,
     inputs: mx.array | None = None,
     pause: Callable[[], None] | None = None,
+    arriving: Arriving | None = None,
 ) -> mx.array | None:
     """One sequence with L tokens (a prefill chunk), or N sequences with one token each (a decode batch).
 
@@ -35,6 +37,7 @@ def forward(
     count): the pass is put in line behind them.
     pause: called before every layer but the first, when all before it is computed and nothing of it is in line. It may
     make passes over other sequences whose rows are reserved; blocks must stay where they are.
+    arriving: stored rows of the batch's one sequence, an `Outlook`, that are still being read.
     """
     cache.assert_owner()
     tokens = [list(ids) for _, ids in batch]
@@ -47,6 +50,8 @@ def forward(
     step = plan_step(cache, [sequence for sequence, _ in batch], len(tokens[0]), discard_last)
     if pause is not None:
         step = PausedStep(cache, step, pause)
+    if arriving is not None:
+        step = AheadStep(step, arriving)
     ids = mx.array(tokens) if inputs is None else inputs[:, None]
     out = model(ids, cache=cache.layer_caches(step))
     if not logits:

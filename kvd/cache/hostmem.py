@@ -15,6 +15,8 @@ import numpy as np
 
 from kvd.cache.layout import Part
 
+ALL_PARTS = slice(None)
+
 
 def address(array: mx.array) -> int:
     """Address of an evaluated array's first byte. It stays while updates are in place."""
@@ -75,10 +77,10 @@ class Generation:
         with self._lock:
             self._handles -= 1
 
-    def windows(self, parts: Sequence[Part], first: int, rows: int) -> list[memoryview]:
-        """Rows [first, first + rows) of every part, head by head: the order of a shard."""
+    def windows(self, parts: Sequence[Part], first: int, rows: int, which: slice = ALL_PARTS) -> list[memoryview]:
+        """Rows [first, first + rows) of the parts in `which`, head by head: the order of a shard."""
         found: list[memoryview] = []
-        for part, view in zip(parts, self._views, strict=True):
+        for part, view in zip(parts[which], self._views[which], strict=True):
             size = part.row_bytes
             for row in range(first, first + part.heads * self.height, self.height):
                 found.append(view[row * size : (row + rows) * size])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvd.cache.chain import Chain, next_chain
+from kvd.cache.hostmem import ALL_PARTS
 from kvd.cache.pool import KVPool
 from kvd.cache.results import Published
 
@@ -36,30 +37,49 @@ class BlockLanding:
         target = InPlaceTarget if self._cache.pool.host_addressable else StagedTarget
         self._target = target(self._cache.pool, block)
 
-    def buffers(self, rows: int | None = None) -> list[memoryview]:
+    @property
+    def staged(self) -> bool:
+        """Whether bytes in the buffers still have to be brought into the pool."""
+        return isinstance(self._target, StagedTarget)
+
+    @property
+    def usable(self) -> bool:
+        """Whether passes may read settled parts in the pool: it has not grown since, or the bytes are staged."""
+        return self._target.usable
+
+    def buffers(self, rows: int | None = None, parts: slice = ALL_PARTS) -> list[memoryview]:
         """Writable windows for a block of `rows` rows (default: full), part by part, head by head, as in its shard."""
-        return self._target.buffers(self._cache.block_size if rows is None else rows)
+        return self._target.buffers(self._cache.block_size if rows is None else rows, parts)
+
+    def settle(self, rows: int, parts: slice) -> None:
+        """These parts of `rows` rows are in the buffers: bring them into the pool now, ahead of `accept`."""
+        self._cache.assert_owner()
+        self._target.settle(rows, parts)
 
     def accept(
-        self, tokens: Sequence[int], chain: bytes, parent: bytes | None = None, used: int | None = None
+        self, tokens: Sequence[int], chain: bytes, parent: bytes | None = None, used: int | None = None,
+        *, overwritten: bool = False,
     ) -> Published | None:
         """The buffers hold the KV of `tokens`, whose chain is `chain`: publish the block.
 
         parent: chain of the block before it; may be left out for the first landing and behind an accepted one.
         used: leading rows that the sequence itself takes (a child that diverges from the prompt); default all.
+        overwritten: the sequence has put other rows behind the `used` ones already: nothing is published.
         Returns what became known, or None where the same was known already. ValueError: the chain is not that of
         these tokens; the landing then counts as rejected.
-        """
+        """  # fmt: skip
         self._cache.assert_owner()
         origin = parent if parent is not None else self._known_parent()
         if origin is None or next_chain(origin, tokens) != chain:
             self.reject()
             raise ValueError("the chain does not follow from the parent and the tokens")
-        self._target.settle(len(tokens))
+        self._target.complete(len(tokens))
         self.chain, self.tokens = Chain(bytes(chain)), tuple(tokens)
         self.used = len(tokens) if used is None else min(used, len(tokens))
-        start = self.index * self._cache.block_size
-        published = self._sequence.publish_block(self.block, Chain(bytes(origin)), self.tokens, start)
+        published = None
+        if not overwritten:
+            start = self.index * self._cache.block_size
+            published = self._sequence.publish_block(self.block, Chain(bytes(origin)), self.tokens, start)
         self._finish()
         return published
 
@@ -86,10 +106,17 @@ class InPlaceTarget:
         self._pool, self._block = pool, block
         self._generation = pool.acquire()
 
-    def buffers(self, rows: int) -> list[memoryview]:
-        return self._pool.windows(self._generation, self._block, rows)
+    @property
+    def usable(self) -> bool:
+        return self._pool.current(self._generation)
 
-    def settle(self, rows: int) -> None:
+    def buffers(self, rows: int, parts: slice) -> list[memoryview]:
+        return self._pool.windows(self._generation, self._block, rows, parts)
+
+    def settle(self, rows: int, parts: slice) -> None:
+        """They are where they belong."""
+
+    def complete(self, rows: int) -> None:
         self._pool.carry_over(self._generation, self._block, rows)
 
     def spoil(self) -> None:
@@ -105,12 +132,23 @@ class StagedTarget:
     def __init__(self, pool: KVPool, block: int) -> None:
         self._pool, self._block = pool, block
         self._staging = pool.staging()
+        self._settled: set[int] = set()
 
-    def buffers(self, rows: int) -> list[memoryview]:
-        return self._pool.staged_windows(self._staging, rows)
+    @property
+    def usable(self) -> bool:
+        return True
 
-    def settle(self, rows: int) -> None:
-        self._pool.put(self._block, self._staging.arrays, rows)
+    def buffers(self, rows: int, parts: slice) -> list[memoryview]:
+        return self._pool.staged_windows(self._staging, rows, parts)
+
+    def settle(self, rows: int, parts: slice) -> None:
+        self._pool.put(self._block, self._staging.arrays, rows, parts)
+        self._settled.update(range(*parts.indices(len(self._pool.parts))))
+
+    def complete(self, rows: int) -> None:
+        if not self._settled:
+            self.settle(rows, ALL_PARTS)
+        assert len(self._settled) == len(self._pool.parts), "some parts were settled, not all"
 
     def spoil(self) -> None:
         pass

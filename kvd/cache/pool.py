@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from kvd.cache.hostmem import Generation, addressable
+from kvd.cache.hostmem import ALL_PARTS, Generation, addressable
 from kvd.cache.layout import KVLayout, Part
 from kvd.cache.placement import Move
 from kvd.cache.side import Side
@@ -117,9 +117,13 @@ class KVPool:
         self._generation.acquire()
         return self._generation
 
-    def windows(self, generation: Generation, block: int, rows: int) -> list[memoryview]:
+    def windows(self, generation: Generation, block: int, rows: int, parts: slice = ALL_PARTS) -> list[memoryview]:
         """A block's first rows in these buffers: one window per part and head, without a copy."""
-        return generation.windows(self.parts, block * self.block_size, rows)
+        return generation.windows(self.parts, block * self.block_size, rows, parts)
+
+    def current(self, generation: Generation) -> bool:
+        """Whether these are still the pool's buffers: it has not grown since."""
+        return generation is self._generation
 
     def copy_rows(self, block: int, rows: int) -> Generation:
         """A private copy of a block's first rows."""
@@ -135,15 +139,15 @@ class KVPool:
         if len(self._staging) < STAGING_KEPT:
             self._staging.append(staging)
 
-    def staged_windows(self, staging: Generation, rows: int) -> list[memoryview]:
-        return staging.windows(self.parts, 0, rows)
+    def staged_windows(self, staging: Generation, rows: int, parts: slice = ALL_PARTS) -> list[memoryview]:
+        return staging.windows(self.parts, 0, rows, parts)
 
-    def put(self, block: int, staged: Sequence[mx.array], rows: int) -> None:
-        """Bring staged rows into the pool. The staging buffers may be used again when this returns."""
+    def put(self, block: int, staged: Sequence[mx.array], rows: int, parts: slice = ALL_PARTS) -> None:
+        """Bring staged rows of some parts into the pool. The staging buffers may be used again when this returns."""
         start = block * self.block_size
-        for array, part in zip(self.arrays, staged, strict=True):
+        for array, part in zip(self.arrays[parts], staged[parts], strict=True):
             array[..., start : start + rows, :] = part[..., :rows, :]
-        mx.eval(self.arrays)
+        mx.eval(self.arrays[parts])
 
     def zero(self, block: int) -> None:
         """Wipe what a failed restore left: bytes that happen to be NaN would spoil products that mask them."""
@@ -151,7 +155,7 @@ class KVPool:
 
     def carry_over(self, generation: Generation, block: int, rows: int) -> None:
         """Rows that were written into older buffers while the pool grew: bring them into the current ones."""
-        if generation is not self._generation:
+        if not self.current(generation):
             self.put(block, self._taken(generation.arrays, block, rows), rows)
 
     # --- inside

@@ -196,29 +196,29 @@ class CachedSequence:
         size = self.cache.block_size
         assert self.rows % size == 0 and not self._landings and not self.closed
         self._cut(self.rows // size)
+        self.lengthen(blocks)
+        for index in range(self.rows // size, len(self._table)):
+            before = self._landings[-1] if self._landings else None
+            self._landings.append(BlockLanding(self, index, self._table[index], before))
+        return list(self._landings)
+
+    def lengthen(self, blocks: int) -> None:
+        """Private blocks behind those in the table, whatever is in them. Raises PoolFull; then nothing has changed."""
         self.cache.make_room(blocks, 0 if self._table else self._wanted())
         self._obtain(blocks)
         self.cache.run_moves()
-        before: BlockLanding | None = None
-        for index in range(self.rows // size, len(self._table)):
-            before = BlockLanding(self, index, self._table[index], before)
-            self._landings.append(before)
-        return list(self._landings)
 
     def landed(self) -> None:
         """A landing was decided: take the rows of those accepted in sequence; cut what lies behind a rejected one."""
         while self._landings and self._landings[0].tokens is not None:
             done = self._landings.pop(0)
             assert done.tokens is not None and done.chain is not None
-            if not done.used:
-                self._landings = []
-                self._cut(len(self._chains))
-                return
             self.tokens.extend(done.tokens[: done.used])
             self.rows += done.used
             if done.used < self.cache.block_size:
-                self._landings = []
-                self._cut(len(self._chains) + 1)
+                if self._landings or not done.used:
+                    self._landings = []
+                    self._cut(-(-self.rows // self.cache.block_size))
                 return
             self._chains.append(done.chain)
         if self._landings and self._landings[0].rejected:

@@ -24,6 +24,7 @@ from kvd.cache.pool import KVPool
 from kvd.cache.side import Side
 
 if TYPE_CHECKING:
+    from kvd.cache.ahead import Outlook
     from kvd.cache.paged import PagedCache
     from kvd.cache.sequence import CachedSequence
 
@@ -31,7 +32,7 @@ SCATTER_FROM = 4
 """rows of a batch beyond which one scatter is faster than a slice update for each"""
 
 
-def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int, discard_last: bool) -> Step:
+def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence | Outlook], count: int, discard_last: bool) -> Step:
     """count: new tokens per sequence."""
     size = cache.block_size
     if discard_last:
@@ -54,7 +55,7 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence], count: int
     return SingleStep(cache.pool, offsets[0], written, read)
 
 
-def view(sequence: CachedSequence, rows: int) -> View:
+def view(sequence: CachedSequence | Outlook, rows: int) -> View:
     table, blocks = sequence.block_table, -(-rows // sequence.cache.block_size)
     assert len(table) >= blocks, "rows were not reserved"
     return View(table[:blocks], rows)

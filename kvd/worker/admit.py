@@ -17,13 +17,15 @@ from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match, PoolFull
 from kvd.messages import LookedUp, Lookup, Touched
 from kvd.worker import report
+from kvd.worker.arrival import VANISHED
 from kvd.worker.compute import drawer_of
 from kvd.worker.fetch import CHEAPER, Fetcher
 from kvd.worker.outbox import Outbox
 from kvd.worker.params import Params
+from kvd.worker.patience import Patience
 from kvd.worker.planner import Rates
 from kvd.worker.request import Choice, Request, nothing
-from kvd.worker.restore import VANISHED, Readers
+from kvd.worker.restore import Readers
 from kvd.worker.scheduler import GRID, Stage, common_prefix
 from kvd.worker.spill import Spill
 from kvd.worker.text import Answer, Tokenizer
@@ -43,6 +45,7 @@ class Admission:
         spill: Spill,
         outbox: Outbox,
         rates: Rates,
+        patience: Patience,
         tokenizer: Tokenizer,
     ) -> None:
         self._cache = cache
@@ -51,7 +54,7 @@ class Admission:
         self._tokenizer = tokenizer
         self._questions = itertools.count(1)
         self._answers: dict[int, Callable[[LookedUp], None]] = {}
-        self.fetcher = Fetcher(cache, layout, readers, outbox, rates, self._fetched)
+        self.fetcher = Fetcher(cache, layout, readers, outbox, rates, patience, self._fetched)
 
     @staticmethod
     def namespace(base: bytes, params: Params, id: str) -> bytes:
@@ -230,9 +233,7 @@ class Admission:
     def _divergence(self, choice: Choice) -> dict[str, Any] | None:
         """Where the prompt leaves what memory or, behind a restore, the store has."""
         match, rows = self._match(choice), choice.rows
-        if match.rows != rows:
-            return None
-        stored = match.stored_token
+        stored = match.stored_token if match.rows == rows else None
         if stored is None and choice.found is not None and self.fetcher.rows(choice.found) == rows:
             stored = self.fetcher.stored_token(choice.found, len(choice.target) - rows + choice.found.child_rows)
         return report.divergence(self._tokenizer, choice.request.tokens, rows, stored)

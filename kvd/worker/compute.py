@@ -12,9 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvd.cache.ahead import outlook
 from kvd.cache.paged import PagedCache, forward
 from kvd.cache.results import Published
 from kvd.cache.sequence import CachedSequence
+from kvd.worker.arrival import Unfinished
+from kvd.worker.fetch import Restore
 from kvd.worker.params import Params
 from kvd.worker.planner import Rates
 from kvd.worker.request import Choice, Request
@@ -97,6 +100,34 @@ class Computer:
         self._count(choice, total - 1, total)
         if not stored:
             for block in seq.advance(token):
+                self._published(choice, block)
+        return logits
+
+    def ahead(self, choice: Choice, end: int, restore: Restore) -> mx.array | None:
+        """The first pass behind rows that are still being read: a chunk up to row `end` of the target (None), or its
+        last row (logits, as `last_row`). Raises PoolFull before anything is computed. After any other failure, such as
+        Unfinished, all is as it was but for the rows that were fed."""
+        seq, start, total = choice.seq, restore.rows, len(choice.target)
+        assert seq is not None and start <= total and end <= total
+        stored = start == total
+        tokens = choice.target[-1:] if stored else choice.target[start:end]
+        rows = outlook(seq, start, 0 if stored else len(tokens))
+        if not restore.ready:
+            raise Unfinished("the pool grew for what comes behind")
+        self.rows_fed += len(tokens)
+        try:
+            logits = forward(
+                self._model, self._cache, [(rows, tokens)], discard_last=stored, logits=end == total, arriving=restore
+            )
+            if logits is not None:
+                mx.eval(logits)
+            restore.finish(wrote=not stored)
+        except Exception:
+            choice.request.cost.recomputed += len(tokens)
+            raise
+        self._count(choice, end - len(tokens), end)
+        if not stored:
+            for block in seq.advance(tokens):
                 self._published(choice, block)
         return logits
 

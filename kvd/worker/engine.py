@@ -24,6 +24,7 @@ from kvd.worker.finish import Finisher
 from kvd.worker.generation import Generation
 from kvd.worker.live import Live
 from kvd.worker.outbox import Outbox
+from kvd.worker.patience import Patience
 from kvd.worker.planner import Rates
 from kvd.worker.prompt import Prompt
 from kvd.worker.request import Choice, Request, Times
@@ -72,12 +73,15 @@ class Engine:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.rates = Rates()
-        self.spill = spill(lambda chain: self.post(self._settle))
-        self.readers = readers(lambda result: self.post(lambda: self._admission.fetcher.read(result)))
+        self.spill = spill(lambda chain: self.post(lambda: self._finisher.settle(clock())))
+        self._patience = Patience(clock)
+        self.readers = readers(lambda arrival: self._inbox.put(lambda: self._admission.fetcher.told(arrival)))
         self._facts = report.Facts(model.kv_precision, model.layout.bytes_per_token())
         self._finisher = Finisher(cache, self.spill, outbox, self._facts, model.tokenizer)
         self._computer = Computer(model.model, cache, self.rates, self._finisher.published)
-        self._admission = Admission(cache, model.layout, self.readers, self.spill, outbox, self.rates, model.tokenizer)
+        self._admission = Admission(
+            cache, model.layout, self.readers, self.spill, outbox, self.rates, self._patience, model.tokenizer
+        )
         self._live = Live()
         self._generation = Generation(
             model.tokenizer, model.eos, cache, self._computer, self._finisher, self._live, outbox, self.rates, limits,
@@ -92,6 +96,7 @@ class Engine:
     def post(self, action: Callable[[], None]) -> None:
         """Run `action` on the engine's thread before its next step."""
         self._inbox.put(action)
+        self._patience.wanted()
 
     def looked_up(self, answer: LookedUp) -> None:
         self.post(lambda: self._admission.looked_up(answer))
@@ -133,14 +138,16 @@ class Engine:
                 self._inbox.get(timeout=0.05)()
             except queue.Empty:
                 continue
+        self.readers.close(flush_s)
 
     def _receive(self, *, wait: bool) -> None:
         if wait:
             self._pulse("idle", 0.0)
             try:
-                self._inbox.get(timeout=PINNED_S if self._generation.stalled else self._patience())()
+                self._inbox.get(timeout=PINNED_S if self._generation.stalled else self._due_s())()
             except queue.Empty:
                 return
+        self._patience.heard()
         while True:
             try:
                 action = self._inbox.get_nowait()
@@ -148,7 +155,7 @@ class Engine:
                 return
             action()
 
-    def _patience(self) -> float | None:
+    def _due_s(self) -> float | None:
         """Seconds until something is due though nothing comes in; None: nothing will be."""
         due = [request.deadline for request in self._live.requests if request.deadline is not None]
         due += [at for at in (self._finisher.next_deadline(), self._stop_at) if at is not None]
@@ -165,7 +172,11 @@ class Engine:
             generation.decode(decoding, alone=decision.prefill is None and not decision.admit)
         if decision.prefill is not None and decision.prefill.id in live:
             generation.prefill(live.choice(decision.prefill.id), decision.prefill, decoding)
-        return bool(started or decision.decode or decision.prefill) and not generation.stalled
+        if started or decision.decode or decision.prefill:
+            return not generation.stalled
+        if (restore := self._admission.fetcher.ready()) is not None:
+            generation.ahead(restore, self._due_s())
+        return restore is not None
 
     # --- requests come and go
 
@@ -250,9 +261,6 @@ class Engine:
     @staticmethod
     def _stage(request: Request) -> str:
         return next((choice.stage.value for choice in request.live), "done")
-
-    def _settle(self) -> None:
-        self._finisher.settle(self._clock())
 
     def _begin_stop(self, drain_s: float) -> None:
         self._stop_at = self._clock() + drain_s

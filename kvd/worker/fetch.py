@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvd.cache.landing import BlockLanding
 from kvd.cache.layout import KVLayout
@@ -13,31 +11,69 @@ from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match
 from kvd.messages import BadShard, Entry, LookedUp, Touched
 from kvd.store.shard import Expected, ShardDamaged, read_header
+from kvd.worker.arrival import VANISHED, Arrival, Order, layer_groups
 from kvd.worker.outbox import Outbox
+from kvd.worker.patience import STILL_S, Patience
 from kvd.worker.planner import Rates, recompute_is_cheaper
 from kvd.worker.request import Choice
-from kvd.worker.restore import VANISHED, BlockRead, Order, Readers
+from kvd.worker.restore import Readers
+from kvd.worker.scheduler import Stage
 from kvd.worker.spill import tensor_specs
 
 CHEAPER = "recompute_cheaper"
 
 
-@dataclass(slots=True)
-class _Restore:
-    """One prefix on its way. `reads` that came out of order wait for those before them."""
+@dataclass(slots=True, eq=False)
+class Restore:
+    """One prefix on its way. A pass may begin over it when its first layers are there: it is `Arriving`."""
 
     choice: Choice
-    entries: list[Entry]
-    landings: list[BlockLanding]
+    entries: Sequence[Entry]
+    landings: Sequence[BlockLanding]
+    rows: int
+    """of the choice's sequence once all of it is there"""
     child_rows: int
     """rows of the last entry that the prompt shares; 0: the last entry is a full block of the prompt"""
-    began: float
-    reads: dict[int, BlockRead] = field(default_factory=dict)
-    next: int = 0
-    nbytes: int = 0
-    failed: str = ""
-    lost: list[Entry] = field(default_factory=list)
-    """from the first failed one on: for all that is known they are no use to anybody"""
+    arrival: Arrival
+    patience: Patience
+    end: Callable[[Restore, bool], None]
+    given_up: bool = False
+    """a pass over it was left: it is not tried again"""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a pass over what is not there yet can begin now."""
+        return (
+            not self.given_up and self.choice.stage is Stage.LOADING and self.arrival.there(0)
+            and not self.arrival.done and self.arrival.remaining_s <= STILL_S
+            and all(landing.usable for landing in self.landings)
+        )  # fmt: skip
+
+    def there(self, layer: int) -> bool:
+        return self.arrival.there(layer)
+
+    def wait(self, layer: int) -> None:
+        """Raises Unfinished."""
+        self.arrival.wait(layer, self.patience.left)
+        self.settle()
+
+    def settle(self) -> None:
+        """Bring what has landed into the pool, where it is not yet."""
+        while self.arrival.landed:
+            block, group = self.arrival.landed.popleft()
+            self.landings[block].settle(self.entries[block].tokens, self.arrival.groups[group].tensors)
+
+    def finish(self, *, wrote: bool) -> None:
+        """A pass over it is through: accept every block, with all of its bytes read and checked. wrote: the pass has
+        put rows behind those restored. Raises Unfinished; then nothing was accepted."""
+        for group in self.arrival.groups:
+            self.wait(group.layers - 1)
+        self.end(self, wrote)
+
+    def used(self, block: int) -> int:
+        """Rows of a block that the sequence takes."""
+        last = block == len(self.entries) - 1
+        return self.child_rows if last and self.child_rows else self.entries[block].tokens
 
 
 class Fetcher:
@@ -51,6 +87,7 @@ class Fetcher:
         readers: Readers,
         outbox: Outbox,
         rates: Rates,
+        patience: Patience,
         finished: Callable[[Choice, str, Sequence[bytes]], None],
     ) -> None:
         self._cache = cache
@@ -58,9 +95,10 @@ class Fetcher:
         self._readers = readers
         self._outbox = outbox
         self._rates = rates
+        self._patience = patience
         self._finished = finished
-        self._tickets = itertools.count(1)
-        self._open: dict[int, _Restore] = {}
+        self._groups = layer_groups(layout, cache.block_size)
+        self._open: dict[Arrival, Restore] = {}
 
     def gain(self, match: Match, found: LookedUp) -> int:
         """Leading tokens that would be there after a restore, if that is more than memory has; else 0."""
@@ -96,51 +134,64 @@ class Fetcher:
         entries = _missing(match, found)
         landings = choice.seq.landing(len(entries))
         self._cache.pool.evaluate()  # a step in line may still write a row of a block that has just become free
-        ticket = next(self._tickets)
+        first, size = len(match.blocks), self._cache.block_size
         child_rows = found.child_rows if found.child is not None else 0
-        self._open[ticket] = _Restore(choice, entries, landings, child_rows, time.monotonic())
-        first = len(match.blocks)
-        size = self._cache.block_size
-        for index, (entry, landing) in enumerate(zip(entries, landings, strict=True)):
-            start = (first + index) * size
-            expected = Expected(
-                choice.request.namespace, entry.chain, entry.parent,
-                choice.target[start : start + self._used(entry, index, self._open[ticket])], start,
-                tensor_specs(self._layout, entry.tokens),
+        rows = self.rows(found)
+        orders = [
+            self._order(choice, entry, landing, (first + at) * size, rows)
+            for at, (entry, landing) in enumerate(zip(entries, landings, strict=True))
+        ]
+        arrival = Arrival(orders, self._groups, self._patience.news, each=landings[0].staged)
+        self._open[arrival] = Restore(choice, entries, landings, rows, child_rows, arrival, self._patience, self._end)
+        self._readers.submit(arrival)
+
+    def _order(self, choice: Choice, entry: Entry, landing: BlockLanding, start: int, stop: int) -> Order:
+        """stop: rows of the prompt that the store has."""
+        known = choice.target[start : min(start + entry.tokens, stop)]
+        specs = tensor_specs(self._layout, entry.tokens)
+        expected = Expected(choice.request.namespace, entry.chain, entry.parent, known, start, specs)
+        return Order(entry, expected, lambda tensors: landing.buffers(entry.tokens, tensors))
+
+    def told(self, arrival: Arrival) -> None:
+        """Some of an arrival has come, or failed."""
+        restore = self._open.get(arrival)
+        if restore is None:
+            return  # a pass has taken it
+        restore.settle()
+        if arrival.done:
+            self._end(restore, False)
+
+    def ready(self) -> Restore | None:
+        """A restore over which a pass can begin before all of it is there."""
+        return next((restore for restore in self._open.values() if restore.ready), None)
+
+    def _end(self, restore: Restore, wrote: bool) -> None:
+        """Everything was read: accept the blocks in order, since each must follow from the one before."""
+        choice, arrival = restore.choice, restore.arrival
+        del self._open[arrival]
+        space = choice.request.namespace
+        for block, failure in arrival.failures.items():
+            if failure.damaged or failure.reason == VANISHED:
+                self._outbox.tell(BadShard(space, restore.entries[block].chain, failure.reason))
+        for block, (entry, landing) in enumerate(zip(restore.entries, restore.landings, strict=True)):
+            if block in arrival.failures:
+                landing.reject()
+                continue
+            # Blocks behind a failed one are of no use to this sequence, but they are right: memory keeps them.
+            used = restore.used(block)
+            landing.accept(
+                arrival.tokens(block), entry.chain, parent=entry.parent, used=used,
+                overwritten=wrote and used < entry.tokens,
             )  # fmt: skip
-            self._readers.submit(Order(ticket, index, entry, expected, landing.buffers(entry.tokens)))
-
-    def read(self, result: BlockRead) -> None:
-        """A reader is done with one shard. Blocks are accepted in order, since each must follow from the one before."""
-        restore = self._open[result.ticket]
-        restore.reads[result.index] = result
-        while restore.next in restore.reads:
-            self._land(restore, restore.next, restore.reads.pop(restore.next))
-            restore.next += 1
-        if restore.next == len(restore.entries):
-            del self._open[result.ticket]
-            self._rates.restored(restore.nbytes, time.monotonic() - restore.began)
-            if used := tuple(entry.chain for entry in restore.entries[: len(restore.entries) - len(restore.lost)]):
-                self._outbox.tell(Touched(restore.choice.request.namespace, used))
-            self._finished(restore.choice, restore.failed, tuple(entry.chain for entry in restore.lost))
-
-    def _land(self, restore: _Restore, index: int, result: BlockRead) -> None:
-        entry, landing = restore.entries[index], restore.landings[index]
-        if result.damaged or result.reason == VANISHED:
-            self._outbox.tell(BadShard(restore.choice.request.namespace, entry.chain, result.reason))
-        if result.reason:
-            restore.failed = restore.failed or result.reason
-            restore.lost = restore.lost or restore.entries[index:]
-            landing.reject()
-            return
-        restore.nbytes += result.nbytes
-        self._outbox.tell(Touched(restore.choice.request.namespace, (entry.chain,)))
-        # Blocks behind a failed one are of no use to this sequence, but they are right: memory keeps them.
-        landing.accept(result.tokens, entry.chain, parent=entry.parent, used=self._used(entry, index, restore))
-
-    def _used(self, entry: Entry, index: int, restore: _Restore) -> int:
-        last = index == len(restore.entries) - 1
-        return restore.child_rows if last and restore.child_rows else entry.tokens
+        if used_chains := tuple(e.chain for b, e in enumerate(restore.entries) if b not in arrival.failures):
+            self._outbox.tell(Touched(space, used_chains))
+        self._rates.restored(arrival.nbytes, arrival.seconds)
+        first = min(arrival.failures, default=None)
+        if first is None:
+            self._finished(choice, "", ())
+        else:
+            lost = tuple(entry.chain for entry in restore.entries[first:])
+            self._finished(choice, arrival.failures[first].reason, lost)
 
 
 def _missing(match: Match, found: LookedUp) -> list[Entry]:

@@ -12,14 +12,17 @@ from kvclient.errors import Internal, KvdError, OutOfMemory
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import PoolFull
 from kvd.worker import report
+from kvd.worker.arrival import Unfinished
 from kvd.worker.compute import Computer, twin
+from kvd.worker.fetch import Restore
 from kvd.worker.finish import Finisher
 from kvd.worker.live import Live
 from kvd.worker.outbox import Outbox
+from kvd.worker.patience import STILL_S
 from kvd.worker.planner import Rates
 from kvd.worker.request import Choice, Request
 from kvd.worker.sampler import Draw, draw
-from kvd.worker.scheduler import Chunk, Limits, Stage, victim
+from kvd.worker.scheduler import Chunk, Limits, Stage, chunk_end, victim
 from kvd.worker.text import Piece, Tokenizer
 
 UNMEASURED_S: Final = 5.0
@@ -71,9 +74,7 @@ class Generation:
         if choice.stage is not Stage.PREFILLING:
             return  # the decode step before it took its room
         rows = chunk.end - chunk.start
-        expected = self._rates.prefill_s(chunk.start, chunk.end)
-        if expected is None:
-            expected = UNMEASURED_S + rows * UNMEASURED_ROW_S
+        expected = self._expected(chunk.start, chunk.end)
         self._pulse("prefill", expected)
         with_logits = chunk.end == len(choice.target)
         try:
@@ -89,6 +90,31 @@ class Generation:
             self._broken([choice], problem, f"prefill of {rows} rows")
             return
         self._begin_decode(choice, logits)
+
+    def ahead(self, restore: Restore, due_s: float | None) -> None:
+        """The first pass behind a restore that is still being read; nothing else is due for `due_s` seconds. Where it
+        has to be left, all goes on as without it once everything was read."""
+        choice, start, total = restore.choice, restore.rows, len(restore.choice.target)
+        end = chunk_end(start, total, self._limits.chunk)
+        self._pulse("prefill", STILL_S + self._expected(min(start, total - 1), end))
+        restore.patience.begin(due_s)
+        try:
+            logits = self._computer.ahead(choice, end, restore)
+        except (Unfinished, PoolFull):
+            restore.given_up = True
+            return
+        except Exception as problem:  # noqa: BLE001  the border of one request, as in prefill
+            self._broken([choice], problem, f"prefill of {end - start} rows")
+            return
+        if logits is None:
+            self._outbox.event("progress", choice.request.id, report.progress(choice.request))
+        else:
+            self._begin_decode(choice, logits)
+
+    def _expected(self, start: int, end: int) -> float:
+        """Seconds that a chunk should take."""
+        expected = self._rates.prefill_s(start, end)
+        return UNMEASURED_S + (end - start) * UNMEASURED_ROW_S if expected is None else expected
 
     def _pause(self, choice: Choice, rows: int, beside: Sequence[Choice], expected: float) -> Callable[[], None] | None:
         """What is to happen between the layers of a chunk: the streams beside it have their turn. Raises PoolFull where

@@ -12,7 +12,17 @@ import pytest
 from safetensors import safe_open
 
 from kvd.store.files import RealFiles
-from kvd.store.shard import Expected, ShardDamaged, ShardHeader, ShardReader, read_shard, store_shard, write_shard
+from kvd.store.shard import (
+    Expected,
+    ShardDamaged,
+    ShardHeader,
+    ShardReader,
+    open_shard,
+    read_shard,
+    read_tensors,
+    store_shard,
+    write_shard,
+)
 from torments.blocks import empty_like, header, payload
 
 FILES = RealFiles()
@@ -146,3 +156,42 @@ def test_no_worker_opens_the_index() -> None:
 def test_data_starts_on_a_page(tmp_path: Path) -> None:
     raw = Path(write(tmp_path)).read_bytes()
     assert (8 + int.from_bytes(raw[:8], "little")) % 4096 == 0
+
+
+def test_tensors_are_read_from_any_on_without_an_open_file(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    into = empty_like(BLOCK)
+    parsed = open_shard(FILES, path, expected(BLOCK))
+    assert read_tensors(FILES, path, parsed, 2, into[2:]) == len(into) - 2
+    assert read_tensors(FILES, path, parsed, 0, into[:2]) == 2
+    assert into == payload(BLOCK)
+
+
+def test_a_damaged_tensor_read_by_itself_is_found_and_others_are_not_blamed(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    into = empty_like(BLOCK)
+    parsed = open_shard(FILES, path, expected(BLOCK))
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    assert read_tensors(FILES, path, parsed, 0, into[:-1]) == len(into) - 1
+    with pytest.raises(ShardDamaged, match="checksum"):
+        read_tensors(FILES, path, parsed, len(into) - 1, into[-1:])
+
+
+def test_another_file_in_a_shards_place_is_no_damage_but_a_shard_that_vanished(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    parsed = open_shard(FILES, path, expected(BLOCK))
+    other = [memoryview(bytes(view.nbytes)) for view in payload(BLOCK)]
+    write_shard(FILES, path + "2", BLOCK, other)
+    os.replace(path + "2", path)
+    with pytest.raises(FileNotFoundError):
+        read_tensors(FILES, path, parsed, 0, empty_like(BLOCK))
+
+
+def test_what_is_opened_must_be_the_block_that_was_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with pytest.raises(ShardDamaged, match="other_version"):
+        open_shard(FILES, path, expected(BLOCK), checksum=bytes(16))

@@ -42,6 +42,8 @@ TEND_S = 2.0
 """between rounds of the store's own upkeep"""
 RETRY_S = 5.0
 """between attempts to open a store that could not be opened, or whose folder is gone"""
+OPENING_S = 0.5
+"""when the daemon stops, for a store that is about to be open"""
 UNAVAILABLE = "store_unavailable"
 T = TypeVar("T")
 
@@ -114,9 +116,10 @@ class StoreThread:
         return dict(Counter(self._stats.get("counters", {})) + Counter(mine))
 
     async def close(self, timeout_s: float) -> None:
-        """Commit what is pending and close the store; gives up waiting after `timeout_s`."""
+        """Commit what is pending and close the store; gives up waiting after `timeout_s`. One that is being opened is
+        not waited for: to end there is what a kill would do."""
         self._queue.put(None)
-        await asyncio.to_thread(self._thread.join, timeout_s)
+        await asyncio.to_thread(self._thread.join, timeout_s if self._store is not None else OPENING_S)
 
     def _main(self) -> None:
         while self._turn():
@@ -128,8 +131,7 @@ class StoreThread:
         self._retry_at = time.monotonic() + RETRY_S
         try:
             self._store = self._open()
-            if self._counts["store_lost"]:
-                logger.info("store is back", after=self._problem)
+            logger.info("store is open", before=self._problem)
             self._problem = ""
         except Exception as problem:  # noqa: BLE001  the edge of the thread: whatever it is, serving goes on
             if str(problem) != self._problem:

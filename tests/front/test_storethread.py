@@ -208,6 +208,33 @@ def test_without_a_store_serving_goes_on_and_status_says_why(problem: Exception)
     with_store(problem, test)
 
 
+def test_while_the_store_is_opened_status_says_so_questions_wait_and_an_end_does_not() -> None:
+    gate, inside = threading.Event(), threading.Event()
+
+    def open_store() -> FakeStore:
+        inside.set()
+        assert gate.wait(60)
+        return FakeStore()
+
+    async def main() -> None:
+        thread, worker = StoreThread(open_store), Worker()
+        thread.ask(worker, LOOKUP.encode())
+        await asyncio.to_thread(inside.wait, 10)
+        assert thread.status()["problem"] == "opening" and worker.got.empty()
+        gate.set()
+        assert await worker.next() == LookedUp(1, (ENTRY,), None, 0)
+        await thread.close(10)
+
+        inside.clear()
+        gate.clear()
+        second = StoreThread(open_store)
+        await asyncio.to_thread(inside.wait, 10)
+        await second.close(1000)
+        gate.set()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
 def test_a_store_whose_disk_comes_back_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storethread, "RETRY_S", 0.0)
     attempts: list[Any] = [OSError(2, "No such file"), FakeStore()]

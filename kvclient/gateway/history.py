@@ -95,17 +95,15 @@ class History:
 
 
 def largest_prefixes(tree: Iterable[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
-    """The tops of the store's tree with the sums over what hangs below them, largest first."""
-    tops = []
-    for top in tree:
-        sums = {"tokens": 0, "bytes": 0, "hits": 0}
-        waiting = [top]
-        while waiting:
-            node = waiting.pop()
-            waiting += node.get("children") or ()
-            for name in sums:
-                sums[name] += int(node[name])
-        tops.append({"preview": top["preview"], "model": top["model"], "pinned": bool(top.get("pinned")), **sums})
+    """The tops of the store's tree (its nodes in a list, parents first) with the sums over what continues them, largest
+    first."""
+    tops: list[dict[str, Any]] = []
+    for node in tree:
+        if not node["depth"]:
+            words = node.get("words") or node["preview"]
+            tops.append({"preview": words, "model": node["model"], "pinned": bool(node.get("pinned"))})
+        for name in ("tokens", "bytes", "hits"):
+            tops[-1][name] = tops[-1].get(name, 0) + int(node[name])
     return sorted(tops, key=lambda one: -int(one["bytes"]))[:most]
 
 

@@ -1,7 +1,7 @@
 """Look into the store of KV blocks and take care of it, with the daemon running or without.
 
   kvd cache stats              bytes, limits, counters, wear of the drive
-  kvd cache ls                 prefixes as a tree: first words, tokens, bytes, hits, last use, pins
+  kvd cache ls                 prefixes as a tree: words that tell them apart, tokens, bytes, hits, last use, pins
   kvd cache verify             read every block and check it; damaged ones are set aside
   kvd cache gc                 collect foreign files, leftovers and what is over the limits
   kvd cache clear --yes        drop everything, or what one model has (--model M); loaded models forget it too

@@ -52,25 +52,20 @@ def stats(answer: Answer) -> RenderableType:
 
 
 def tree(answer: Answer) -> RenderableType:
-    """One line per stretch of blocks without a branch, children indented below."""
-    rows: list[list[str]] = []
-    waiting = [(node, 0) for node in reversed(answer["prefixes"])]
-    while waiting:
-        node, depth = waiting.pop()
-        rows.append(node_row(node, depth))
-        waiting += [(child, depth + 1) for child in reversed(node["children"])]
+    """One line per stretch of blocks without a branch, what continues it indented below."""
+    rows = [node_row(node) for node in answer["prefixes"]]
     if not rows:
         return "nothing is stored"
     columns = ["MODEL", "PREFIX", "TOKENS", "BYTES", "HITS", "LAST USE", "PIN", "CHAIN"]
     return table(columns, rows, right=["TOKENS", "BYTES", "HITS"])
 
 
-def node_row(node: Answer, depth: int) -> list[str]:
-    now = time.time()
+def node_row(node: Answer) -> list[str]:
+    now, depth = time.time(), int(node["depth"])
     pin = ""
     if node["pinned"]:
         pin = f"{format_age(node['expires'] - now)} left" if node.get("expires") else "pinned"
-    text = " ".join(_TAGS.sub(" ", str(node["preview"])).split()) or f"(from token {tokens(node['start'])})"
+    text = prefix(node)
     return [
         str(node["model"]) if depth == 0 else "",
         "  " * min(depth, DEEPEST) + (text if len(text) <= 48 else text[:47] + "…"),
@@ -81,6 +76,13 @@ def node_row(node: Answer, depth: int) -> list[str]:
         pin,
         str(node["chain"]),
     ]
+
+
+def prefix(node: Answer) -> str:
+    """The words that tell a prefix from its siblings (behind "…"), else its first."""
+    if node["words"]:
+        return f"…{node['words']}"
+    return " ".join(_TAGS.sub(" ", str(node["preview"])).split()) or f"(from token {tokens(node['start'])})"
 
 
 def verified(answer: Answer) -> str:

@@ -11,7 +11,7 @@ from kvd.store.header import Parsed, ShardDamaged
 from kvd.store.index import Batch
 from kvd.store.scan import Lying
 from kvd.store.shard import read_header
-from kvd.store.table import Slot
+from kvd.store.table import PREVIEW, Slot
 
 BATCH = 256
 """shards per transaction"""
@@ -46,7 +46,7 @@ def slot_of(parsed: Parsed, disk: int, mtime: float) -> Slot:
     header = parsed.header
     return Slot(
         header.namespace, header.chain, header.parent, parsed.checksum, len(header.tokens), header.start,
-        parsed.file_bytes, disk, 0, mtime, mtime, header.preview,
+        parsed.file_bytes, disk, 0, mtime, mtime, header.preview[:PREVIEW],
     )
 
 

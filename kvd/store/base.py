@@ -81,13 +81,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A stretch of blocks without a branch, as `ls` shows it. Counts are of this stretch alone, times in seconds."""
+    """A stretch of blocks without a branch, as `ls` shows it. Counts are of this stretch alone, times in seconds.
+
+    A list of them is a tree, written down line by line: parents before children, without nesting, since a conversation
+    may branch at every turn and messages may not be nested that deep."""
 
     namespace: str
     model: str
     chain: str
     """of its last block"""
     preview: str
+    """its first words"""
     start: int
     tokens: int
     blocks: int
@@ -96,7 +100,12 @@ class Node:
     last_use: float
     pinned: bool
     expires: float | None
-    children: tuple[Node, ...] = ()
+    depth: int
+    """branches above it"""
+    parent: str
+    """chain of the stretch that it continues; empty at the top"""
+    words: str = ""
+    """the first that its siblings do not have in common with it; empty: it has no siblings, or none differ"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from kvd.store.base import CommittedItem, Reservation, Written, disk_bytes
 from kvd.store.core import SUPERSEDED, Core
 from kvd.store.index import Batch
 from kvd.store.kv import IndexFailed
-from kvd.store.table import Slot
+from kvd.store.table import PREVIEW, Slot
 
 
 def commit(core: Core, written: list[Written]) -> list[CommittedItem]:
@@ -71,7 +71,7 @@ def _check(core: Core, found: Reservation, item: Written) -> tuple[Slot | None, 
     disk = max(there.allocated, disk_bytes(item.size))
     slot = Slot(
         found.namespace, found.chain, found.parent, item.checksum, len(found.tokens), found.start, item.size, disk, 0,
-        core.clock(), there.mtime, found.preview,
+        core.clock(), there.mtime, found.preview[:PREVIEW],
     )
     return slot, ""
 

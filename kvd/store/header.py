@@ -27,7 +27,7 @@ DATA_ALIGN: Final = 4096
 LENGTH_BYTES: Final = 8
 CHECKSUM_BYTES: Final = 16
 TOKENS_LIMIT: Final = 4096
-PREVIEW_LIMIT: Final = 200
+PREVIEW_LIMIT: Final = 4096
 """characters"""
 ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
 _BLANK: Final = "0" * 2 * CHECKSUM_BYTES
@@ -59,7 +59,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
-    """What a shard says of itself. `start`: position of its first token; `layout`: the KV layout's one-line name."""
+    """What a shard says of itself. `start`: position of its first token; `layout`: the KV layout's one-line name;
+    `preview`: its text, on one line, for people."""
 
     namespace: bytes
     chain: bytes

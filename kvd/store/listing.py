@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 from kvd.store.base import Node
 from kvd.store.core import Core
 from kvd.store.table import Slot
+from kvd.store.words import told_apart
 
 
 def stats(core: Core) -> dict[str, Any]:
@@ -44,17 +46,30 @@ def stats(core: Core) -> dict[str, Any]:
     }
 
 
-def tree(core: Core) -> tuple[Node, ...]:
-    """All stored prefixes: stretches of blocks, branching where prompts diverge. Strays hang at the top as well."""
+Listing = Generator[tuple[int, int], None, tuple[Node, ...]]
+
+
+def tree(core: Core, model: str | None = None) -> Listing:
+    """All stored prefixes, or those of one model (its name or a namespace): stretches of blocks, branching where
+    prompts diverge, last used first. Strays are at the top as well. Yields (done, total) of what is read for it."""
     held = {slot.chain for chain in core.pins.held(core.clock()) for slot in core.table.path(chain)}
     tops = [s for s in core.table if s.parent not in core.table.slots]
-    built: dict[bytes, Node] = {}
-    stretches = [s for top in tops for s in _stretches(core, top)]
-    for stretch in reversed(stretches):
-        last = stretch[-1].chain
-        children = sorted((built.pop(c) for c in core.table.children.get(last, ())), key=lambda n: -n.last_use)
-        built[stretch[0].chain] = _node(core, stretch, held, tuple(children))
-    return tuple(sorted(built.values(), key=lambda n: (n.model, n.namespace, -n.last_use)))
+    if model:
+        tops = [s for s in tops if model in (core.model_of(s.namespace), s.namespace.hex())]
+    runs = {run[0].chain: run for top in tops for run in _stretches(core, top)}
+    used = {chain: max(s.used for s in run) for chain, run in runs.items()}
+    tops.sort(key=lambda s: (core.model_of(s.namespace), s.namespace, -used[s.chain]))
+    nodes: list[Node] = []
+    waiting = [(top, 0, "") for top in reversed(tops)]
+    first: list[Slot] = []
+    while waiting:
+        slot, depth, parent = waiting.pop()
+        run = runs[slot.chain]
+        first.append(slot)
+        nodes.append(_node(core, run, held, depth, parent))
+        below = sorted(core.table.children.get(run[-1].chain, ()), key=lambda chain: used[chain])
+        waiting += [(core.table.slots[chain], depth + 1, nodes[-1].chain) for chain in below]
+    return (yield from told_apart(core, nodes, first))
 
 
 def _stretches(core: Core, top: Slot) -> list[list[Slot]]:
@@ -70,11 +85,11 @@ def _stretches(core: Core, top: Slot) -> list[list[Slot]]:
     return found
 
 
-def _node(core: Core, run: list[Slot], held: set[bytes], children: tuple[Node, ...]) -> Node:
+def _node(core: Core, run: list[Slot], held: set[bytes], depth: int, parent: str) -> Node:
     pin = core.pins.get(run[-1].chain)
     return Node(
         run[0].namespace.hex(), core.model_of(run[0].namespace), run[-1].chain.hex(),
         next((s.preview for s in run if s.preview), ""), run[0].start, sum(s.tokens for s in run), len(run),
         sum(s.size for s in run), max(s.hits for s in run), max(s.used for s in run),
-        run[-1].chain in held, pin.expires if pin else None, children,
+        run[-1].chain in held, pin.expires if pin else None, depth, parent,
     )

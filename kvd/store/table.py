@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
+
+PREVIEW: Final = 80
 
 
 @dataclass(slots=True)
@@ -27,6 +30,7 @@ class Slot:
     used: float
     mtime: float
     preview: str
+    """the first words of its text, at most PREVIEW characters"""
 
 
 class Table:

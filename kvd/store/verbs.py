@@ -67,9 +67,7 @@ def _stats(store: Store, fields: Mapping[str, Any]) -> Steps:
 
 
 def _ls(store: Store, fields: Mapping[str, Any]) -> Steps:
-    yield from ()
-    wanted = fields.get("model")
-    nodes = [n for n in tree(store.core) if wanted in (None, n.model, n.namespace)]
+    nodes = yield from tree(store.core, fields.get("model"))
     return {"prefixes": [dataclasses.asdict(n) for n in nodes]}
 
 

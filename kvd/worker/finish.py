@@ -6,7 +6,6 @@ Engine thread only. `finish` went out when the text ended; waiting here delays n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import mlx.core as mx
 
@@ -19,9 +18,6 @@ from kvd.worker.report import Facts, done
 from kvd.worker.request import Choice, Request
 from kvd.worker.spill import Spill, State
 from kvd.worker.text import Tokenizer, decode
-
-PREVIEW_TOKENS: Final = 24
-PREVIEW_CHARACTERS: Final = 80
 
 
 class Finisher:
@@ -71,8 +67,7 @@ class Finisher:
             return
         match = self._cache.match(tokens, namespace)
         for block in blocks_of(match):
-            if self._spill.state(block.chain) is State.UNKNOWN:
-                self._store(block)
+            self._store(block)
         if choice.index == 0:
             request.trail = _trail(match)
 
@@ -100,7 +95,8 @@ class Finisher:
         self._outbox.event("error", request.id, problem.to_wire())
 
     def _store(self, block: Published) -> None:
-        self._spill.offer(block, preview(self._tokenizer, block.tokens), self._cache.host_rows)
+        if self._spill.state(block.chain) is State.UNKNOWN:
+            self._spill.offer(block, line(self._tokenizer, block.tokens), self._cache.host_rows)
 
     def _pending(self, request: Request) -> bool:
         return any(self._spill.state(chain) is State.PENDING for chain, _ in request.trail)
@@ -119,9 +115,9 @@ class Finisher:
         self._outbox.event("done", request.id, done(request, self._facts, stored, mx.get_peak_memory()))
 
 
-def preview(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The first words of a block, for `kvd cache ls`."""
-    return " ".join(decode(tokenizer, tokens[:PREVIEW_TOKENS]).split())[:PREVIEW_CHARACTERS]
+def line(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """A block's text on one line, for `kvd cache ls`."""
+    return " ".join(decode(tokenizer, tokens).split())
 
 
 def blocks_of(match: Match) -> list[Published]:

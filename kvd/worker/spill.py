@@ -25,6 +25,7 @@ from kvd.messages import Abandon, Committed, Left, Reserve, Reserved, Written
 from kvd.store.base import STORED
 from kvd.store.files import Files
 from kvd.store.shard import ShardHeader, TensorSpec, file_bytes, store_shard
+from kvd.store.table import PREVIEW
 from kvd.worker.outbox import Outbox
 
 REMEMBERED: Final = 1 << 18
@@ -82,15 +83,16 @@ class Spill:
                 return State.PENDING
             return State.DURABLE if chain in self._durable else State.UNKNOWN
 
-    def offer(self, block: Published, preview: str, host: Callable[[Published], HostBlock | None]) -> bool:
-        """Write `block` unless it is stored or on its way. False: dropped (`counters` says why). `host` is called on
-        this thread, only if the block is to be written; it returns None for a block that memory has lost."""
+    def offer(self, block: Published, text: str, host: Callable[[Published], HostBlock | None]) -> bool:
+        """Write `block` and its `text` unless it is stored or on its way. False: dropped (`counters` says why). `host`
+        is called on this thread, only if the block is to be written; it returns None for a block that memory has
+        lost."""
         if self.state(block.chain) is not State.UNKNOWN:
             return True
         rows = len(block.tokens)
         header = ShardHeader(
             block.namespace, block.chain, block.parent, block.tokens, block.start, self._layout.describe(),
-            tensor_specs(self._layout, rows), preview,
+            tensor_specs(self._layout, rows), text,
         )  # fmt: skip
         nbytes = file_bytes(header)
         with self._lock:
@@ -107,6 +109,7 @@ class Spill:
             self.pending_bytes += nbytes
             self._asked[number] = job
             self._pending[block.chain] = job
+        preview = text[:PREVIEW]
         self._outbox.tell(
             Reserve(number, block.namespace, block.chain, block.parent, block.tokens, block.start, nbytes, preview)
         )

@@ -71,15 +71,15 @@ def node(**fields: Any) -> dict[str, Any]:
     base = {
         "namespace": "00", "model": "demo", "chain": "ab" * 16, "preview": "You are", "start": 0, "tokens": 256,
         "blocks": 1, "bytes": 2**20, "hits": 3, "last_use": time.time() - 90, "pinned": False, "expires": None,
-        "children": [],
+        "depth": 0, "parent": "", "words": "",
     }  # fmt: skip
     return {**base, **fields}
 
 
 def test_ls_is_a_tree_with_pins_and_the_chain_that_names_each_prefix() -> None:
     below = {"start": 256, "tokens": 30, "chain": "cd" * 16, "pinned": True, "expires": time.time() + 7200.5}
-    child = node(preview="<|im_end|> <|im_start|>user and then", **below)
-    text = printed(cacheview.tree({"prefixes": [node(children=[child])]}))
+    child = node(preview="<|im_end|> <|im_start|>user and then", depth=1, **below)
+    text = printed(cacheview.tree({"prefixes": [node(), child]}))
     top, line = text.splitlines()[1:3]
     assert "You are" in top and "ab" * 16 in top and "2m ago" in top
     assert "  user and then" in line and "cd" * 16 in line and "2h left" in line
@@ -88,12 +88,23 @@ def test_ls_is_a_tree_with_pins_and_the_chain_that_names_each_prefix() -> None:
 
 
 def test_a_thousand_turns_deep_is_no_problem() -> None:
-    deep = node()
-    for _ in range(1000):
-        deep = node(children=[deep])
-    shown = printed(cacheview.tree({"prefixes": [deep]})).splitlines()
-    assert len(shown) == 1002
-    assert max(map(len, shown)) <= 160
+    deep = [node(depth=depth) for depth in range(1000)]
+    shown = printed(cacheview.tree({"prefixes": deep})).splitlines()
+    assert len(shown) == 1001
+
+
+def test_siblings_are_shown_by_the_words_that_tell_them_apart() -> None:
+    text = printed(cacheview.tree({"prefixes": [node(words="Which version?"), node(words="", preview="You are")]}))
+    assert "…Which version?" in text and " You are" in text
+
+
+def test_a_clear_says_what_it_dropped_on_disk_and_in_memory_and_what_stays() -> None:
+    disk = {"checked": 1200, "freed": 2**30}
+    assert cacheview.cleared(disk) == "1,200 blocks dropped, 1 GiB given back"
+    memory = {"memory_blocks": 40, "memory_bytes": 2**20, "memory_blocks_in_use": 0}
+    assert cacheview.cleared(disk | memory).endswith("; 40 blocks (1 MiB) forgotten in memory")
+    assert cacheview.cleared(disk | memory | {"memory_blocks_in_use": 3}).endswith(", 3 are in use and stay")
+
 
 
 def test_verify_with_damage_fails_for_scripts() -> None:

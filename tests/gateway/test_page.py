@@ -107,11 +107,14 @@ def test_samples_are_sent_once(serve: Serve) -> None:
 
 
 def test_a_prefix_is_shown_with_all_that_continues_it() -> None:
-    def node(preview: str, tokens: int, *children: Any) -> dict[str, Any]:
+    def node(depth: int, preview: str, tokens: int, words: str = "") -> dict[str, Any]:
         sums = {"tokens": tokens, "bytes": 10 * tokens, "hits": 1}
-        return {"preview": preview, "model": "m", "children": children, **sums}
+        return {"depth": depth, "preview": preview, "model": "m", "words": words, **sums}
 
-    tree = [node("small", 5), node("big", 256, node("x", 256, node("y", 3)), node("z", 7)), node("mid", 20)]
+    tree = [
+        node(0, "small", 5), node(0, "same", 256, "big"), node(1, "x", 256), node(2, "y", 3), node(1, "z", 7),
+        node(0, "mid", 20),
+    ]  # fmt: skip
     found = largest_prefixes(tree, 2)
     assert [(one["preview"], one["tokens"], one["bytes"], one["hits"]) for one in found] == [
         ("big", 522, 5220, 4), ("mid", 20, 200, 1)

@@ -92,28 +92,6 @@ def test_long_rounds_can_be_interleaved_with_other_work(full: Actor) -> None:
     assert list(verify(full.store.core)) == []
 
 
-def test_ls_shows_branches_with_first_words_hits_and_pins(full: Actor) -> None:
-    full.store.label(NAMESPACE, "demo")
-    full.store.pin(NAMESPACE, [b.chain for b in full.blocks(PROMPT)], ttl_s=60)
-    full.get(PROMPT)
-    (top,) = perform(full.store, "ls", {})["prefixes"]
-    assert (top["model"], top["tokens"], top["blocks"], top["preview"]) == ("demo", 4, 1, "words of 1")
-    pinned, branch = sorted(top["children"], key=lambda n: -n["tokens"])
-    assert (pinned["tokens"], pinned["start"], pinned["hits"], pinned["pinned"]) == (6, 4, 1, True)
-    assert (branch["tokens"], branch["hits"], branch["pinned"], branch["expires"]) == (2, 0, False, None)
-    assert top["pinned"] and pinned["expires"] and perform(full.store, "ls", {"model": "x"}) == {"prefixes": []}
-
-
-def test_a_deep_tree_can_be_listed(world: World) -> None:
-    actor = world.open()
-    for n in range(40):
-        actor.put([*([1, 1, 1, 1] * n), n, 2])
-    depth, nodes = 0, perform(actor.store, "ls", {})["prefixes"]
-    while nodes:
-        depth, nodes = depth + 1, max((n["children"] for n in nodes), key=len)
-    assert depth > 30
-
-
 def test_pins_are_set_and_removed_by_the_first_digits_of_a_chain(full: Actor) -> None:
     chain = full.blocks(PROMPT)[-1].chain.hex()
     assert perform(full.store, "pin", {"chain": chain[:8], "ttl_s": 60.0})["expires"]

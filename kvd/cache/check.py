@@ -145,10 +145,7 @@ def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int, view
     limit, use = TOLERANCE[dtype], wanted(pool.layout, block_size, layer.kv_heads * repeats)
     grain = use.grain
     chunks = [] if use.chunked_from is None else [_check_chunk(layer, repeats, limit)]
-    tables = kernels.Tables.of(scattered)
-    paged = [] if use.kernel_from is None else [
-        _compare("kernel", limit, expected, lambda: kernels.attend_paged(queries, k, v, tables, scale, block_size))
-    ]  # fmt: skip
+    paged = [] if use.kernel_from is None else [_check_kernel(pool, queries, scattered, expected, scale, limit)]
     alone = [_compare("view", limit, first, lambda: _one(queries[:1], k, v, prefix, scale))] if view else []
     return [
         *chunks,
@@ -157,6 +154,34 @@ def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int, view
         _compare("fold", limit, expected, lambda: _bundle(queries, k, v, folded, scale, block_size, None)),
         _compare("table", limit, expected, lambda: _bundle(queries, k, v, scattered, scale, block_size, grain)),
     ]
+
+
+def _check_kernel(
+    pool: KVPool, queries: mx.array, scattered: Bundle, expected: mx.array, scale: float, limit: float
+) -> PathCheck:
+    """Two rows through their block tables, then the first of them as a run; each last row is written by the kernel."""
+    k, v, size = pool.k[0], pool.v[0], pool.block_size
+    (keys,), (values,) = k.parts, v.parts
+    lasts = zip(scattered.tails, (n - 1 for n in scattered.lengths), strict=True)
+    ends = [tail[last // size] * size + last % size for tail, last in lasts]
+    tables = kernels.Tables.of(scattered)
+    run = kernels.Span.of(Piece(size, size + scattered.lengths[0]))
+
+    def both() -> mx.array:
+        new = [mx.concatenate([part[..., end : end + 1, :] for end in ends]) for part in (keys, values)]
+        mx.eval(new)
+        for part in (keys, values):
+            for end in ends:
+                part[..., end : end + 1, :] = mx.zeros_like(part[..., end : end + 1, :])
+        pool.evaluate()
+        outs = [kernels.attend_paged(queries, (new[0], new[1]), k, v, tables, scale, size)]
+        mx.eval(outs)
+        outs.append(kernels.attend_paged(queries, None, k, v, tables, scale, size))
+        mx.eval(outs)
+        outs.append(kernels.attend_paged(queries[:1], None, k, v, run, scale, size))
+        return mx.concatenate(outs)
+
+    return _compare("kernel", limit, mx.concatenate([expected, expected, expected[:1]]), both)
 
 
 def _check_chunk(layer: LayerKV, repeats: int, limit: float) -> PathCheck:

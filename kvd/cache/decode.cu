@@ -1,245 +1,281 @@
-// Attention of decode steps over a paged KV pool, for CUDA: one launch per piece of the rows, one that joins the pieces.
+// Attention of a decode step over a paged KV pool, for CUDA, in one launch: the new rows are written, all rows read once.
 //
-// A row is read in loads of 16 bytes: D * sizeof(T) / 16 must be a power of two up to 32. K and V lie as the pool keeps them,
-// [kv_heads, pool_rows, D]; `table` [batch, width] lists each sequence's blocks, `lengths` [batch] its rows. Queries are
-// [batch, kv_heads, G, D]. `scale` has log2(e) in it: exponentials are powers of two.
+// The rows of a sequence are split over blocks, those of a block over its warps; a warp takes 16 rows at a time to the
+// tensor cores, for all query heads of a KV head together. The last block of a sequence joins what the others found.
+// Halves only (float16, bfloat16); D is a multiple of 32, DV of 64, at most eight query heads for a KV head.
+//
+// The order of dimensions within a product is free as long as both sides have the same: that lets every thread load 16
+// bytes of a row as they lie in memory.
 
 namespace kvd {
 
 constexpr unsigned ALL = 0xffffffffu;
+constexpr int STEP = 16;  // rows that a warp takes at a time: the height of a tensor core's tile
 
-template <typename T>
-struct Lanes {
-  static constexpr int WIDE = 16 / sizeof(T);  // elements of one load
-};
-
-__device__ inline void widen(const float*, const uint4& raw, float* out) {
-  out[0] = __uint_as_float(raw.x);
-  out[1] = __uint_as_float(raw.y);
-  out[2] = __uint_as_float(raw.z);
-  out[3] = __uint_as_float(raw.w);
+#ifndef KVD_ON_HOST
+// c[16 x 8] += a[16 x 16] b[16 x 8], spread over a warp as the PTX manual has it.
+__device__ inline void multiply(float* c, const unsigned* a, unsigned b0, unsigned b1, const __nv_bfloat16*) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-__device__ inline void widen(const __nv_bfloat16*, const uint4& raw, float* out) {
-  const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    out[2 * i] = __uint_as_float(words[i] << 16);
-    out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
+__device__ inline void multiply(float* c, const unsigned* a, unsigned b0, unsigned b1, const __half*) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-__device__ inline void widen(const __half*, const uint4& raw, float* out) {
-  const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    out[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i] & 0xffffu)));
-    out[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i] >> 16)));
-  }
+// An 8 x 8 tile of halves, spread over a warp in pairs, transposed.
+__device__ inline unsigned transposed(unsigned pair) {
+  unsigned out;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
 }
+#endif
 
-__device__ inline void narrow(float value, float* out) { *out = value; }
+__device__ inline unsigned pair_of(float low, float high, const __nv_bfloat16*) {
+  return static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16(low))) |
+      static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16(high))) << 16;
+}
+__device__ inline unsigned pair_of(float low, float high, const __half*) {
+  return static_cast<unsigned>(__half_as_ushort(__float2half(low))) |
+      static_cast<unsigned>(__half_as_ushort(__float2half(high))) << 16;
+}
 __device__ inline void narrow(float value, __nv_bfloat16* out) { *out = __float2bfloat16(value); }
 __device__ inline void narrow(float value, __half* out) { *out = __float2half(value); }
 
-// Where row `at` of a sequence lies in the pool.
-template <int BLOCK>
-__device__ inline size_t place(const uint32_t* table, int at) {
-  return static_cast<size_t>(table[at / BLOCK]) * BLOCK + at % BLOCK;
+template <typename T>
+__device__ inline const uint4& load(const T* from) {
+  return *reinterpret_cast<const uint4*>(from);
 }
 
-// Rows [split * SPLIT, + SPLIT) of one sequence for the G query heads of one KV head.
-// grid (batch * splits, kv_heads), WARPS * 32 threads; neighbours are the same rows of different sequences, so that what
-// they share is read from memory once. Writes the sum of exponentials times V, not normalised, to
-// partial [batch, kv_heads, splits, G, DV] and (largest score, sum of exponentials) to stats [..., G, 2]; nothing where
-// the sequence has no rows.
-template <typename T, int D, int DV, int G, int BLOCK, int SPLIT, int WARPS>
-__device__ void attend_split(
-    const T* q, const T* k, const T* v, const uint32_t* table, const int32_t* lengths, float scale, int pool_rows,
-    int width, int batch, float* partial, float* stats) {
-  constexpr int WIDE = Lanes<T>::WIDE;
-  constexpr int K_LANES = D / WIDE, V_LANES = DV / WIDE;
-  constexpr int K_SLOTS = WARPS * 32 / K_LANES, V_SLOTS = WARPS * 32 / V_LANES;
-  __shared__ float scores[G][SPLIT];
+// One block: one of the splits of one sequence, for the G query heads of one KV head. WARPS * 32 threads.
+//
+// q: [G, D], q_step apart. k, v: this head's rows of the pool. The sequence's rows are those of the blocks in `table`,
+// or without one `length` rows from `first` on. WRITE: its last row is not in the pool yet but in new_k [D] and
+// new_v [DV]; it is brought there. scale has log2(e) in it: exponentials are powers of two. scratch: [splits, G, DV + 2]
+// floats; arrived: zero, and zero again afterwards. out: [G, DV].
+template <typename T, int D, int DV, int G, int BLOCK, int WARPS, bool WRITE>
+__device__ void attend(
+    const T* q, int64_t q_step, T* k, T* v, const T* new_k, const T* new_v, const uint32_t* table, int first,
+    int length, float scale, int splits, int split, float* scratch, unsigned* arrived, T* out) {
+  constexpr int THREADS = WARPS * 32, K_PARTS = D / 32, V_PARTS = DV / 64;
   __shared__ float mixed[WARPS][G][DV];
-
+  __shared__ float tops[WARPS][8], totals[WARPS][8];
+  __shared__ bool last;
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int split = blockIdx.x / batch, sequence = blockIdx.x % batch, head = blockIdx.y;
-  const int heads = gridDim.y, splits = gridDim.x / batch;
-  const int first = split * SPLIT;
-  const int count = min(SPLIT, lengths[sequence] - first);
-  if (count <= 0) {
+  const int row = lane / 4, column = lane % 4;  // of a tile
+  const int turns = (length + STEP * WARPS - 1) / (STEP * WARPS);
+  const int begin = static_cast<int>(static_cast<long long>(turns) * split / splits) * STEP * WARPS;
+  const int end = min(length, static_cast<int>(static_cast<long long>(turns) * (split + 1) / splits) * STEP * WARPS);
+  const int fresh = WRITE ? length - 1 : -1;
+
+  auto place = [&](int at) {  // in the pool, of the first of 16 rows
+    return table ? static_cast<size_t>(table[at / BLOCK]) * BLOCK + at % BLOCK : static_cast<size_t>(first) + at;
+  };
+  uint4 query[K_PARTS];
+#pragma unroll
+  for (int t = 0; t < K_PARTS; ++t) {
+    query[t] = row < G ? load(q + row * q_step + t * 32 + column * 8) : uint4{0, 0, 0, 0};
+  }
+  float mix[V_PARTS][4][4];
+#pragma unroll
+  for (int h = 0; h < V_PARTS; ++h) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        mix[h][j][i] = 0.0f;
+      }
+    }
+  }
+  float top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+
+  uint4 keys[2][K_PARTS], values[4][V_PARTS];
+  auto load_keys = [&](int at) {
+    const size_t base = place(at);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int mine = min(at + row + 8 * n, length - 1);
+      const T* from = (mine == fresh ? new_k : k + (base + mine - at) * D) + column * 8;
+#pragma unroll
+      for (int t = 0; t < K_PARTS; ++t) {
+        keys[n][t] = load(from + t * 32);
+      }
+    }
+  };
+  auto load_values = [&](int at) {
+    const size_t base = place(at);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int mine = min(at + 2 * column + n % 2 + n / 2 * 8, length - 1);
+      const T* from = (mine == fresh ? new_v : v + (base + mine - at) * DV) + row * 8;
+#pragma unroll
+      for (int h = 0; h < V_PARTS; ++h) {
+        values[n][h] = load(from + h * 64);
+      }
+    }
+  };
+
+  int at = begin + warp * STEP;
+  if (at < end) {
+    load_keys(at);
+  }
+  for (; at < end; at += STEP * WARPS) {
+    load_values(at);
+    float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // rows `row` and `row + 8`, heads 2 * column and the next
+#pragma unroll
+    for (int t = 0; t < K_PARTS; ++t) {
+      const uint4 &a = keys[0][t], &b = keys[1][t];
+      const unsigned left[4] = {a.x, b.x, a.y, b.y}, right[4] = {a.z, b.z, a.w, b.w};
+      multiply(scores, left, query[t].x, query[t].y, q);
+      multiply(scores, right, query[t].z, query[t].w, q);
+    }
+    if (at + STEP * WARPS < end) {
+      load_keys(at + STEP * WARPS);
+    }
+    float weights[4], shrink[2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scores[i] = at + row + i / 2 * 8 < length ? scores[i] * scale : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float most = fmaxf(scores[i], scores[i + 2]);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        most = fmaxf(most, __shfl_xor_sync(ALL, most, step));
+      }
+      most = fmaxf(most, top[i]);
+      shrink[i] = exp2f(top[i] - most);
+      top[i] = most;
+      weights[i] = exp2f(scores[i] - most);
+      weights[i + 2] = exp2f(scores[i + 2] - most);
+      total[i] = total[i] * shrink[i] + weights[i] + weights[i + 2];
+    }
+    const unsigned upper = transposed(pair_of(weights[0], weights[1], q));
+    const unsigned lower = transposed(pair_of(weights[2], weights[3], q));
+#pragma unroll
+    for (int h = 0; h < V_PARTS; ++h) {
+      const unsigned* rows[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        rows[n] = reinterpret_cast<const unsigned*>(&values[n][h]);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          mix[h][j][i] *= shrink[i % 2];
+        }
+        const unsigned tile[4] = {
+            __byte_perm(rows[0][j], rows[1][j], 0x5410), __byte_perm(rows[0][j], rows[1][j], 0x7632),
+            __byte_perm(rows[2][j], rows[3][j], 0x5410), __byte_perm(rows[2][j], rows[3][j], 0x7632)};
+        multiply(mix[h][j], tile, upper, lower, q);
+      }
+    }
+    if (WRITE && fresh < at + STEP) {
+      const size_t into = place(at) + fresh - at;
+      if (lane < D / 8) {
+        *reinterpret_cast<uint4*>(k + into * D + lane * 8) = load(new_k + lane * 8);
+      }
+      if (lane < DV / 8) {
+        *reinterpret_cast<uint4*>(v + into * DV + lane * 8) = load(new_v + lane * 8);
+      }
+    }
+  }
+
+  // The warps of this block joined.
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      total[i] += __shfl_xor_sync(ALL, total[i], step);
+    }
+    if (row == 0) {
+      tops[warp][2 * column + i] = top[i];
+      totals[warp][2 * column + i] = total[i];
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < V_PARTS; ++h) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int g = 2 * column + i % 2;
+        if (g < G) {
+          mixed[warp][g][h * 64 + row * 8 + 2 * j + i / 2] = mix[h][j][i];
+        }
+      }
+    }
+  }
+  __syncthreads();
+  constexpr int EACH = (G * DV + THREADS - 1) / THREADS;
+  float* mine = scratch + static_cast<size_t>(split) * G * (DV + 2);  // [splits, G, DV + 2]: sums, largest, total
+#pragma unroll
+  for (int n = 0; n < EACH; ++n) {
+    const int i = thread + n * THREADS, g = i / DV;
+    if (i < G * DV) {
+      float most = tops[0][g];
+#pragma unroll
+      for (int other = 1; other < WARPS; ++other) {
+        most = fmaxf(most, tops[other][g]);
+      }
+      float sum = 0.0f, all = 0.0f;
+#pragma unroll
+      for (int other = 0; other < WARPS; ++other) {
+        const float weight = tops[other][g] == -INFINITY ? 0.0f : exp2f(tops[other][g] - most);
+        sum += weight * mixed[other][g][i % DV];
+        all += weight * totals[other][g];
+      }
+      if (splits == 1) {
+        narrow(sum / all, out + i);
+      } else {
+        mine[g * (DV + 2) + i % DV] = sum;
+        if (i % DV == 0) {
+          mine[g * (DV + 2) + DV] = most;
+          mine[g * (DV + 2) + DV + 1] = all;
+        }
+      }
+    }
+  }
+  if (splits == 1) {
     return;
   }
-  table += static_cast<size_t>(sequence) * width;
-  const size_t base = static_cast<size_t>(head) * pool_rows;
-  const bool whole = SPLIT <= BLOCK;  // the split lies within one block
-  const size_t start = base + place<BLOCK>(table, first);
-
-  {  // scores
-    const int part = thread % K_LANES, slot = thread / K_LANES;
-    float query[G][WIDE];
-    const T* mine = q + (static_cast<size_t>(sequence) * heads + head) * G * D + part * WIDE;
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-      widen(q, *reinterpret_cast<const uint4*>(mine + g * D), query[g]);
-#pragma unroll
-      for (int i = 0; i < WIDE; ++i) {
-        query[g][i] *= scale;
-      }
-    }
-    // All lanes of a warp take the same turns, since they exchange values: rows past the end repeat the last one.
-#pragma unroll 4
-    for (int from = 0; from < count; from += K_SLOTS) {
-      const int row = from + slot;
-      const int safe = min(row, count - 1);
-      const size_t at = whole ? start + safe : base + place<BLOCK>(table, first + safe);
-      float key[WIDE];
-      widen(k, *reinterpret_cast<const uint4*>(k + at * D + part * WIDE), key);
-      float sums[G];
-#pragma unroll
-      for (int g = 0; g < G; ++g) {
-        sums[g] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < WIDE; ++i) {
-          sums[g] += query[g][i] * key[i];
-        }
-#pragma unroll
-        for (int step = K_LANES / 2; step > 0; step /= 2) {
-          sums[g] += __shfl_xor_sync(ALL, sums[g], step);
-        }
-      }
-      if (part == 0 && row < count) {
-#pragma unroll
-        for (int g = 0; g < G; ++g) {
-          scores[g][row] = sums[g];
-        }
-      }
-    }
+  // The last block to arrive joins the splits.
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) {
+    last = atomicAdd(arrived, 1u) == static_cast<unsigned>(splits - 1);
   }
   __syncthreads();
-
-  const size_t out = ((static_cast<size_t>(sequence) * heads + head) * splits + split) * G;
-  for (int g = warp; g < G; g += WARPS) {  // exponentials
-    float largest = -INFINITY;
-    for (int row = lane; row < count; row += 32) {
-      largest = fmaxf(largest, scores[g][row]);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, step));
-    }
-    float sum = 0.0f;
-    for (int row = lane; row < count; row += 32) {
-      const float weight = exp2f(scores[g][row] - largest);
-      scores[g][row] = weight;
-      sum += weight;
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      sum += __shfl_xor_sync(ALL, sum, step);
-    }
-    if (lane == 0) {
-      stats[(out + g) * 2] = largest;
-      stats[(out + g) * 2 + 1] = sum;
-    }
+  if (!last) {
+    return;
   }
-  __syncthreads();
-
-  {  // times V
-    const int part = thread % V_LANES, slot = thread / V_LANES;
-    float mix[G][WIDE];
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-#pragma unroll
-      for (int i = 0; i < WIDE; ++i) {
-        mix[g][i] = 0.0f;
-      }
-    }
-#pragma unroll 4
-    for (int row = slot; row < count; row += V_SLOTS) {
-      const size_t at = whole ? start + row : base + place<BLOCK>(table, first + row);
-      float value[WIDE];
-      widen(v, *reinterpret_cast<const uint4*>(v + at * DV + part * WIDE), value);
-#pragma unroll
-      for (int g = 0; g < G; ++g) {
-        const float weight = scores[g][row];
-#pragma unroll
-        for (int i = 0; i < WIDE; ++i) {
-          mix[g][i] += weight * value[i];
-        }
-      }
-    }
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-#pragma unroll
-      for (int i = 0; i < WIDE; ++i) {
-#pragma unroll
-        for (int step = V_LANES; step < 32; step *= 2) {
-          mix[g][i] += __shfl_xor_sync(ALL, mix[g][i], step);
-        }
-        if (lane < V_LANES) {
-          mixed[warp][g][part * WIDE + i] = mix[g][i];
-        }
-      }
-    }
+  __threadfence();
+  if (thread == 0) {
+    *arrived = 0;
   }
-  __syncthreads();
-  for (int i = thread; i < G * DV; i += WARPS * 32) {
-    const int g = i / DV, column = i % DV;
-    float sum = 0.0f;
 #pragma unroll
-    for (int other = 0; other < WARPS; ++other) {
-      sum += mixed[other][g][column];
+  for (int n = 0; n < EACH; ++n) {
+    const int i = thread + n * THREADS;
+    if (i >= G * DV) {
+      break;
     }
-    partial[out * DV + i] = sum;
-  }
-}
-
-// The splits of one query head joined: grid (G, kv_heads, batch), PARTS * DV threads. out is [batch, kv_heads, G, DV].
-template <typename T, int DV, int G, int SPLIT, int PARTS>
-__device__ void join_splits(
-    const float* partial, const float* stats, const int32_t* lengths, int splits, T* out) {
-  __shared__ float sums[PARTS][DV];
-  __shared__ float tops[PARTS];
-  __shared__ float totals[PARTS];
-  const int column = threadIdx.x % DV, part = threadIdx.x / DV;
-  const int g = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
-  const int heads = gridDim.y;
-  const int used = (lengths[sequence] + SPLIT - 1) / SPLIT;
-  const size_t first = (static_cast<size_t>(sequence) * heads + head) * splits * G + g;
-  float top = -INFINITY;
-  for (int split = part; split < used; split += PARTS) {
-    top = fmaxf(top, stats[(first + static_cast<size_t>(split) * G) * 2]);
-  }
-  float sum = 0.0f, total = 0.0f;
+    const float* of = scratch + static_cast<size_t>(i / DV) * (DV + 2);
+    float most = -INFINITY, sum = 0.0f, all = 0.0f;
 #pragma unroll 8
-  for (int split = part; split < used; split += PARTS) {
-    const size_t at = first + static_cast<size_t>(split) * G;
-    const float weight = exp2f(stats[at * 2] - top);
-    total += weight * stats[at * 2 + 1];
-    sum += weight * partial[at * DV + column];
-  }
-  sums[part][column] = sum;
-  if (column == 0) {
-    tops[part] = top;
-    totals[part] = total;
-  }
-  __syncthreads();
-  if (part == 0) {
-    float most = tops[0];
-#pragma unroll
-    for (int i = 1; i < PARTS; ++i) {
-      most = fmaxf(most, tops[i]);
+    for (int other = 0; other < splits; ++other) {
+      most = fmaxf(most, __ldcg(of + static_cast<size_t>(other) * G * (DV + 2) + DV));
     }
-    float above = 0.0f, below = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PARTS; ++i) {
-      const float weight = exp2f(tops[i] - most);  // 0 for a part without splits
-      above += weight * sums[i][column];
-      below += weight * totals[i];
+#pragma unroll 8
+    for (int other = 0; other < splits; ++other) {
+      const float* there = of + static_cast<size_t>(other) * G * (DV + 2);
+      const float weight = exp2f(__ldcg(there + DV) - most);
+      all += weight * __ldcg(there + DV + 1);
+      sum += weight * __ldcg(there + i % DV);
     }
-    narrow(above / below, out + ((static_cast<size_t>(sequence) * heads + head) * G + g) * DV + column);
+    narrow(sum / all, out + i);
   }
 }
 

@@ -1,7 +1,11 @@
-"""Attention of decode steps by a CUDA kernel (`decode.cu`): any block table, any lengths, two launches a layer.
+"""Attention of decode steps by a CUDA kernel (`decode.cu`), which writes the step's new rows too: one launch a layer.
+
+Why: MLX runs a step ahead of the device, which then still refers to the pool, so an update as an operation of MLX
+copies the whole array first; and each operation costs the host some 10 us, which is what a step takes on a fast GPU.
 
 One of the paths behind `kvd.cache.check`, never the only one: what it does not take, and every other backend, goes the
-portable way.
+portable way. MLX does not know of its writes. They are in order with everything that is put in line after the step has
+been (`mx.async_eval`); nothing else that changes the pool may be part of the same evaluation.
 """
 
 from __future__ import annotations
@@ -15,37 +19,63 @@ from typing import Any, Final
 import mlx.core as mx
 
 from kvd.cache.layout import KVLayout, LayerKV
-from kvd.cache.plan import Bundle
+from kvd.cache.plan import Bundle, Piece
 from kvd.cache.side import Side
 
-SPLIT: Final = 128
-"""rows of a sequence that one group of threads takes"""
-WARPS: Final = 4
-PARTS: Final = 4
-"""how many at a time join the splits of a query head"""
+WARPS: Final = 8
+STEP: Final = 16
+"""rows that a warp takes at a time"""
+BLOCKS: Final = 128
+"""blocks of threads that a launch aims at: one for each multiprocessor of a large GPU. With more, joining costs more
+than it gains (H200, 32,768 rows: 41 us with 128, 57 with 264, 85 with 1,056)."""
 MOST_REPEATS: Final = 8
-"""query heads per KV head: each needs registers"""
-LOAD: Final = 16
-"""bytes a thread reads at once"""
+"""query heads per KV head: the width of a tile"""
+MOST_DIM: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence whose rows are one run. `rows` is a view without memory, [first + 1, length]: a shape reaches the
+    kernel with the launch, whereas numbers in an array would have to be brought to the device in every step."""
+
+    rows: mx.array
+    longest: int
+    total: int
+
+    @staticmethod
+    def of(piece: Piece) -> Span:
+        return Span(mx.broadcast_to(_one(), (piece.start + 1, piece.rows)), piece.rows, piece.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Block tables of a decode batch: [batch, width] and [batch]; splits of the longest."""
+    """Sequences whose rows are anywhere. blocks: [batch, width]; lengths: [batch]; bundle: what they were made of."""
 
     blocks: mx.array
     lengths: mx.array
-    splits: int
+    bundle: Bundle
+
+    @property
+    def longest(self) -> int:
+        return max(self.bundle.lengths)
+
+    @property
+    def total(self) -> int:
+        return sum(self.bundle.lengths)
 
     @staticmethod
-    def of(bundle: Bundle) -> Tables:
-        """All rows of a bundle that shares nothing: its tails are whole sequences."""
+    def of(bundle: Bundle, before: Tables | None = None) -> Tables:
+        """A bundle that shares nothing: its tails are whole sequences. before: tables of the step before; what is still
+        right of them is not brought to the device again."""
+        if before is not None and before.bundle.tails == bundle.tails:
+            old = before.bundle.lengths
+            if bundle.lengths == old:
+                return before
+            if bundle.lengths == tuple(n + 1 for n in old):
+                return Tables(before.blocks, before.lengths + 1, bundle)
         width = max(len(tail) for tail in bundle.tails)
         padded = [[*tail, *[0] * (width - len(tail))] for tail in bundle.tails]
-        return Tables(
-            mx.array(padded, dtype=mx.uint32), mx.array(bundle.lengths, dtype=mx.int32),
-            -(-max(bundle.lengths) // SPLIT),
-        )  # fmt: skip
+        return Tables(mx.array(padded, dtype=mx.uint32), mx.array(bundle.lengths, dtype=mx.int32), bundle)
 
 
 def available() -> bool:
@@ -54,83 +84,109 @@ def available() -> bool:
 
 
 def takes(layout: KVLayout, block_size: int, query_heads: int) -> bool:
-    """Whether the kernel has a form for every layer: native KV, a row in 1 to 32 loads, at most eight query heads."""
-    return all(_takes(layer, layout.dtype, block_size, query_heads) for layer in layout.layers)
+    """Whether the kernel has a form for every layer: native halves, head sizes that tiles divide, few query heads."""
+    halves = layout.dtype in ("float16", "bfloat16")
+    return halves and block_size % STEP == 0 and all(_takes(layer, query_heads) for layer in layout.layers)
 
 
-def _takes(layer: LayerKV, dtype: str, block_size: int, query_heads: int) -> bool:
+def _takes(layer: LayerKV, query_heads: int) -> bool:
     native = layer.k.native and layer.v.native
-    loads = [dim * getattr(mx, dtype).size / LOAD for dim in (layer.k_dim, layer.v_dim)]
-    fits = all(n in (1, 2, 4, 8, 16, 32) for n in loads) and PARTS * layer.v_dim <= 1024
-    few = query_heads % layer.kv_heads == 0 and query_heads // layer.kv_heads <= MOST_REPEATS
-    return native and fits and few and (block_size % SPLIT == 0 or SPLIT % block_size == 0)
+    fits = layer.k_dim % 32 == 0 and layer.v_dim % 64 == 0 and max(layer.k_dim, layer.v_dim) <= MOST_DIM
+    return native and fits and query_heads % layer.kv_heads == 0 and query_heads // layer.kv_heads <= MOST_REPEATS
 
 
-def attend_paged(queries: mx.array, k: Side, v: Side, tables: Tables, scale: float, block_size: int) -> mx.array:
-    """Rows that each attend to a sequence of their own: [batch, heads, 1, dim] -> [batch, heads, 1, v_dim]."""
+def attend_paged(
+    queries: mx.array, new: tuple[mx.array, mx.array] | None, k: Side, v: Side, where: Span | Tables, scale: float,
+    block_size: int,
+) -> mx.array:  # fmt: skip
+    """Rows that each attend to a sequence of their own: [batch, heads, 1, dim] -> [batch, heads, 1, v_dim].
+
+    new: keys and values [batch, kv_heads, 1, dim] of each sequence's last row, which is not in the pool yet and is
+    written there; None: it is.
+    """
     batch, heads, _, dim = queries.shape
     (keys,), (values,) = k.parts, v.parts
     kv_heads, v_dim = keys.shape[1], values.shape[3]
     repeats = heads // kv_heads
-    template: list[tuple[str, Any]] = [
-        ("T", keys.dtype), ("D", dim), ("DV", v_dim), ("G", repeats), ("BLOCK", block_size), ("SPLIT", SPLIT),
-        ("WARPS", WARPS), ("PARTS", PARTS),
-    ]  # fmt: skip
-    partial, stats = _split()(
-        inputs=[queries.astype(keys.dtype), keys, values, tables.blocks, tables.lengths, _exponent(scale)],
-        template=template,
-        grid=(batch * tables.splits * WARPS * 32, kv_heads, 1),
+    turns = -(-where.longest // (STEP * WARPS))
+    fair = max(1, -(-where.total * kv_heads // (STEP * WARPS * BLOCKS)))
+    splits = -(-turns // fair)
+    scratch, arrived = _scratch(batch * kv_heads * splits * repeats * (v_dim + 2), batch * kv_heads)
+    fresh = (queries, queries) if new is None else new
+    located = [where.rows] if isinstance(where, Span) else [where.blocks, where.lengths]
+    (out,) = _kernel(isinstance(where, Span))(
+        inputs=[queries, keys, values, *fresh, *located, _exponent(scale), scratch, arrived],
+        template=[
+            ("T", keys.dtype), ("D", dim), ("DV", v_dim), ("G", repeats), ("BLOCK", block_size), ("WARPS", WARPS),
+            ("WRITE", new is not None),
+        ],
+        grid=(splits * WARPS * 32, kv_heads, batch),
         threadgroup=(WARPS * 32, 1, 1),
-        output_shapes=[(batch, kv_heads, tables.splits, repeats, v_dim), (batch, kv_heads, tables.splits, repeats, 2)],
-        output_dtypes=[mx.float32, mx.float32],
-    )
-    (out,) = _join()(
-        inputs=[partial, stats, tables.lengths],
-        template=template,
-        grid=(repeats * PARTS * v_dim, kv_heads, batch),
-        threadgroup=(PARTS * v_dim, 1, 1),
         output_shapes=[(batch, heads, 1, v_dim)],
         output_dtypes=[keys.dtype],
-    )
+    )  # fmt: skip
     result: mx.array = out
     return result
+
+
+RUN: Final = "nullptr, rows_shape[0] - 1, rows_shape[1]"
+PAGED: Final = "blocks + blockIdx.z * blocks_shape[1], 0, lengths[blockIdx.z]"
+BODY: Final = """
+const int head = blockIdx.y, sequence = blockIdx.z, splits = gridDim.x;
+const size_t both = size_t(sequence) * gridDim.y + head;
+kvd::attend<T, D, DV, G, BLOCK, WARPS, WRITE>(
+    q + sequence * q_strides[0] + head * G * q_strides[1], q_strides[1],
+    const_cast<T*>(k) + size_t(head) * k_shape[2] * D, const_cast<T*>(v) + size_t(head) * k_shape[2] * DV,
+    new_k + sequence * new_k_strides[0] + head * new_k_strides[1],
+    new_v + sequence * new_v_strides[0] + head * new_v_strides[1],
+    {where}, scale[0], splits, blockIdx.x, const_cast<float*>(scratch) + both * splits * G * (DV + 2),
+    const_cast<uint32_t*>(arrived) + both, out + both * G * DV);
+"""
+
+
+@cache
+def _kernel(run: bool) -> Any:
+    located = ["rows"] if run else ["blocks", "lengths"]
+    return mx.fast.cuda_kernel(
+        name="kvd_attend_run" if run else "kvd_attend_paged",
+        input_names=["q", "k", "v", "new_k", "new_v", *located, "scale", "scratch", "arrived"],
+        output_names=["out"],
+        header=_source(),
+        source=BODY.replace("{where}", RUN if run else PAGED),
+        ensure_row_contiguous=False,
+    )
 
 
 @cache
 def _source() -> str:
     """`decode.cu` without its comments: MLX takes the hash of all of it with every call."""
-    lines = (files("kvd.cache") / "decode.cu").read_text().splitlines()
-    return "\n".join(line.partition("//")[0].strip() for line in lines if line.partition("//")[0].strip()) + "\n"
-
-
-@cache
-def _split() -> Any:
-    return mx.fast.cuda_kernel(
-        name="kvd_attend_split",
-        input_names=["q", "k", "v", "blocks", "lengths", "scale"],
-        output_names=["partial", "stats"],
-        header=_source(),
-        source=(
-            "kvd::attend_split<T, D, DV, G, BLOCK, SPLIT, WARPS>("
-            "q, k, v, blocks, lengths, scale[0], k_shape[2], blocks_shape[1], lengths_shape[0], partial, stats);"
-        ),
-    )
-
-
-@cache
-def _join() -> Any:
-    return mx.fast.cuda_kernel(
-        name="kvd_join_splits",
-        input_names=["partial", "stats", "lengths"],
-        output_names=["out"],
-        header=_source(),
-        source="kvd::join_splits<T, DV, G, SPLIT, PARTS>(partial, stats, lengths, partial_shape[2], out);",
-    )
+    lines = (line.partition("//")[0].strip() for line in (files("kvd.cache") / "decode.cu").read_text().splitlines())
+    return "\n".join(filter(None, lines)) + "\n"
 
 
 @lru_cache(maxsize=16)
 def _exponent(scale: float) -> mx.array:
     """[1]: the scale of the scores, for exponentials that are powers of two."""
-    value = mx.array([scale * math.log2(math.e)], dtype=mx.float32)
-    mx.eval(value)
-    return value
+    return _kept(mx.array([scale * math.log2(math.e)], dtype=mx.float32))
+
+
+@cache
+def _one() -> mx.array:
+    return _kept(mx.array([[1]], dtype=mx.uint8))
+
+
+_held: list[mx.array] = []
+
+
+def _scratch(floats: int, counters: int) -> tuple[mx.array, mx.array]:
+    """What the blocks of a launch leave for each other. Launches follow one another, so all use the same; the counters
+    are zero between them."""
+    if not _held or _held[0].size < floats or _held[1].size < counters:
+        most = [max(floats, _held[0].size), max(counters, _held[1].size)] if _held else [floats, counters]
+        _held[:] = [_kept(mx.zeros(most[0], dtype=mx.float32)), _kept(mx.zeros(most[1], dtype=mx.uint32))]
+    return _held[0], _held[1]
+
+
+def _kept(array: mx.array) -> mx.array:
+    mx.eval(array)
+    return array

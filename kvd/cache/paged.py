@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from kvd.cache.blocks import BlockManager
 from kvd.cache.forward import forward
 from kvd.cache.hostmem import HostBlock, on_cpu
+from kvd.cache.kernel import Tables
 from kvd.cache.landing import BlockLanding
 from kvd.cache.layout import KVLayout
 from kvd.cache.paths import preferences
@@ -63,6 +64,8 @@ class PagedCache:
         self._opaque: list[LayerCache] = [OpaqueLayerCache(self.pool, layer) for layer in layers]
         self.paths = preferences(layout.dtype, block_size, on_cpu())
         """which attention paths are used; `kvd.cache.check` at load takes out those that do not work"""
+        self.tables: Tables | None = None
+        """block tables of the last decode step that needed them on the device"""
         self._on_bytes = on_bytes
         self._allowed = self.pool.nbytes
         self._owner = threading.get_ident()

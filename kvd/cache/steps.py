@@ -4,7 +4,8 @@ run       one sequence in one run: zero-copy views, the model's own fused attent
 chunked   one sequence, several rows at once on the CPU: the exponentials are the cost there, see `chunked`
 gathered  one sequence, several rows at once, in several runs or quantised: put together per layer, for this pass only
 bundled   decode: rows that share a prefix are folded into one product; rows on their own attend on views of their runs;
-          scattered ones through the block table; with a kernel for it, all of those through the block table
+          scattered ones through the block table
+kernel    decode where a kernel of our own takes rows that share nothing; it writes the new rows itself
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import mlx.core as mx
 
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.chunked import attend_chunk
-from kvd.cache.kernel import Tables, attend_paged
+from kvd.cache.kernel import Span, Tables, attend_paged
 from kvd.cache.paths import Paths
 from kvd.cache.plan import Bundle, Piece, View, bundles, pieces
 from kvd.cache.plugin import OpaqueKV, Step
@@ -40,19 +41,36 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence | Outlook], 
     new = 0 if discard_last else count
     views = [view(sequence, sequence.rows + new) for sequence in sequences]
     offsets = [view.rows - count for view in views]
+    paths = cache.paths
+    if count == 1 and paths.prefers_kernel(max(view.rows for view in views), len(views)):
+        step = kernel_step(cache, views, offsets, new)
+        if step is not None:
+            return step
     if len(views) > 1:
-        return BundledStep(cache.pool, cache.paths, views, offsets, new)
+        return BundledStep(cache.pool, paths, views, offsets, new)
     table, rows = views[0].table, views[0].rows
     written = pieces(table, size, rows - new, rows)
     read = pieces(table, size, 0, rows)
-    paths = cache.paths
-    elsewhere = paths.prefers_table(rows, 1, 1) or paths.prefers_kernel(rows, 1)
-    plain = len(read) == 1 and cache.layout.native and not elsewhere
+    plain = len(read) == 1 and cache.layout.native and not paths.prefers_table(rows, 1, 1)
     if count == 1 and paths.opaque and not plain:
         return BundledStep(cache.pool, paths, views, offsets, new)
     if paths.prefers_chunked(count, rows):
         return ChunkStep(cache.pool, offsets[0], written, read)
     return SingleStep(cache.pool, offsets[0], written, read)
+
+
+def kernel_step(cache: PagedCache, views: Sequence[View], offsets: Sequence[int], new: int) -> KernelStep | None:
+    """None where rows share enough to be folded."""
+    size = cache.block_size
+    (first, *others) = bundles(views, size, cache.paths)
+    if others or first.shared:
+        return None
+    run = pieces(first.tails[0], size, 0, first.lengths[0]) if len(views) == 1 else ()
+    if len(run) == 1:
+        return KernelStep(cache.pool, Span.of(run[0]), offsets[0], new)
+    cache.tables = Tables.of(first, cache.tables)
+    offset = offsets[0] if len(views) == 1 else cache.tables.lengths - 1
+    return KernelStep(cache.pool, cache.tables, offset, new)
 
 
 def view(sequence: CachedSequence | Outlook, rows: int) -> View:
@@ -150,15 +168,16 @@ class BundledStep:
         self._scattered = mx.array(at)
         self._new = new
         plan = bundles(views, size, paths)
-        self._bundles = [(bundle, self._tails(bundle, paths)) for bundle in plan]
+        self._bundles = [(bundle, self._tails(bundle, size, paths)) for bundle in plan]
         order = [row for bundle in plan for row in bundle.rows]
         self._back = None if order == sorted(order) else mx.array([order.index(row) for row in range(len(order))])
         self._fused = pool.layout.native and paths.view
 
-    def _tails(self, bundle: Bundle, paths: Paths) -> PagedTails | Tables | None:
+    @staticmethod
+    def _tails(bundle: Bundle, size: int, paths: Paths) -> PagedTails | Tables | None:
         if not bundle.shared and paths.prefers_kernel(max(bundle.lengths), len(bundle.rows)):
             return Tables.of(bundle)
-        return PagedTails.of(bundle, self._pool.block_size, paths.grain)
+        return PagedTails.of(bundle, size, paths.grain)
 
     def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         k, v = self._pool.k[layer], self._pool.v[layer]
@@ -181,13 +200,33 @@ class BundledStep:
         for bundle, tails in self._bundles:
             mine = queries if len(bundle.rows) == queries.shape[0] else _rows(queries, bundle)
             if isinstance(tails, Tables):
-                outs.append(attend_paged(mine, k, v, tails, scale, self._pool.block_size))
+                outs.append(attend_paged(mine, None, k, v, tails, scale, self._pool.block_size))
             elif tails is None and len(bundle.shared) == 1 and len(bundle.rows) == 1 and self._fused:
                 outs.append(attend_view(mine, k, v, bundle.shared[0], scale))
             else:
                 outs.append(attend_bundle(mine, k, v, bundle.shared, tails, scale))
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=0)
         return out if self._back is None else out[self._back]
+
+
+class KernelStep:
+    """One token for each of N sequences, the attention of each layer in one launch."""
+
+    opaque = True
+
+    def __init__(self, pool: KVPool, where: Span | Tables, offset: int | mx.array, new: int) -> None:
+        self.offset = offset
+        self._pool = pool
+        self._where = where
+        self._new = new
+
+    def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        pool, where = self._pool, self._where
+        k, v, rows = pool.k[layer], pool.v[layer], (keys, values) if self._new else None
+        handle = OpaqueKV(
+            lambda queries, scale, mask: attend_paged(queries, rows, k, v, where, scale, pool.block_size)
+        )
+        return handle, handle
 
 
 def _rows(queries: mx.array, bundle: Bundle) -> mx.array:

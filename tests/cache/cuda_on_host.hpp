@@ -15,6 +15,8 @@
 #define __global__
 #define __shared__ static
 
+#define KVD_ON_HOST
+
 using std::min;
 
 struct uint4 {
@@ -39,13 +41,35 @@ inline __nv_bfloat16 __float2bfloat16(float value) {
   std::memcpy(&bits, &value, 4);
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
 }
+inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 value) { return value.bits; }
 using __half = _Float16;
 inline __half __float2half(float value) { return static_cast<__half>(value); }
 inline float __half2float(__half value) { return static_cast<float>(value); }
-inline __half __ushort_as_half(unsigned short bits) {
+inline unsigned short __half_as_ushort(__half value) {
+  unsigned short bits;
+  std::memcpy(&bits, &value, 2);
+  return bits;
+}
+inline float value_of(unsigned short bits, const __nv_bfloat16*) { return __uint_as_float(unsigned(bits) << 16); }
+inline float value_of(unsigned short bits, const __half*) {
   __half value;
   std::memcpy(&value, &bits, 2);
   return value;
+}
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {
+  const uint64_t both = uint64_t(y) << 32 | x;
+  unsigned out = 0;
+  for (int i = 0; i < 4; ++i) {
+    out |= unsigned(both >> (order >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  }
+  return out;
+}
+inline float __ldcg(const float* from) { return *from; }
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
+  const unsigned before = *at;
+  *at += value;
+  return before;
 }
 
 class Block {
@@ -63,17 +87,27 @@ class Block {
 
   static void barrier() { current->wait(current->everyone, current->live()); }
 
-  static float exchange(float mine, int mask) {
+  // Every thread of a warp leaves `mine`; `use(warp)` sees what all 32 left.
+  template <typename Mine, typename Use>
+  static auto together(const Mine& mine, Use use) {
     Block& block = *current;
     const unsigned me = block.now, warp = me / 32;
-    block.slots[me] = mine;
+    static_assert(sizeof(Mine) <= sizeof(Slot));
+    std::memcpy(&block.slots[me], &mine, sizeof mine);
     block.wait(block.warps[warp], 32);
-    const float theirs = block.slots[me ^ mask];
+    auto result = use([&](unsigned lane) {
+      Mine theirs;
+      std::memcpy(&theirs, &block.slots[warp * 32 + lane], sizeof theirs);
+      return theirs;
+    });
     block.wait(block.warps[warp], 32);
-    return theirs;
+    return result;
   }
 
  private:
+  struct Slot {
+    unsigned words[6];
+  };
   struct Gate {
     unsigned arrived = 0, turn = 0;
   };
@@ -136,11 +170,51 @@ class Block {
   std::vector<ucontext_t> fibers;
   std::vector<std::vector<char>> stacks;
   std::vector<bool> ended;
-  std::vector<float> slots;
+  std::vector<Slot> slots;
   std::vector<Gate> warps;
   Gate everyone;
   unsigned now = 0;
 };
 
 inline void __syncthreads() { Block::barrier(); }
-inline float __shfl_xor_sync(unsigned, float value, int mask) { return Block::exchange(value, mask); }
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  return Block::together(value, [&](auto of) { return of((threadIdx.x % 32) ^ mask); });
+}
+
+namespace kvd {
+
+// What tensor cores do, after the tables of the PTX manual for m16n8k16: a thread's place in a tile.
+struct Fragment {
+  unsigned a[4], b[2];
+};
+
+template <typename T>
+void multiply(float* c, const unsigned* a, unsigned b0, unsigned b1, const T* kind) {
+  const Fragment mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  const unsigned lane = threadIdx.x % 32;
+  Block::together(mine, [&](auto of) {
+    auto left = [&](unsigned row, unsigned k) {
+      const unsigned word = of(row % 8 * 4 + k % 8 / 2).a[row / 8 + k / 8 * 2];
+      return value_of(static_cast<unsigned short>(word >> k % 2 * 16), kind);
+    };
+    auto right = [&](unsigned k, unsigned column) {
+      return value_of(static_cast<unsigned short>(of(column * 4 + k % 8 / 2).b[k / 8] >> k % 2 * 16), kind);
+    };
+    for (unsigned i = 0; i < 4; ++i) {
+      for (unsigned k = 0; k < 16; ++k) {
+        c[i] += left(lane / 4 + i / 2 * 8, k) * right(k, lane % 4 * 2 + i % 2);
+      }
+    }
+    return 0;
+  });
+}
+
+inline unsigned transposed(unsigned pair) {
+  const unsigned lane = threadIdx.x % 32;
+  return Block::together(pair, [&](auto of) {
+    auto at = [&](unsigned row, unsigned column) { return of(row * 4 + column / 2) >> column % 2 * 16 & 0xffffu; };
+    return at(lane % 4 * 2, lane / 4) | at(lane % 4 * 2 + 1, lane / 4) << 16;
+  });
+}
+
+}  // namespace kvd

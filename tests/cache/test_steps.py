@@ -7,6 +7,7 @@ import pytest
 
 from kvd.cache import plan, steps
 from kvd.cache.attention import PagedTails, attend_bundle
+from kvd.cache.kernel import Span, Tables
 from kvd.cache.paged import forward
 from kvd.cache.paths import Paths
 from kvd.cache.plan import Bundle
@@ -132,30 +133,52 @@ def test_half_precision_batches_stay_in_half_precision():
         assert near(out[i : i + 1], stock_logits(net, tokens + [4 + i]), 0.05)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_with_a_kernel_every_row_that_shares_nothing_goes_to_it_by_its_block_table(monkeypatch, rows):
+@pytest.mark.parametrize("lengths", [(50,), (50, 7, 31)], ids=["one", "three"])
+def test_with_a_kernel_rows_that_share_nothing_attend_in_one_launch_a_layer(monkeypatch, lengths):
     """The kernel itself is in test_kernel.py; here what it is given, computed the portable way."""
     given = []
 
-    def attend(queries, k, v, tables, scale, block_size):
-        lengths, blocks = tables.lengths.tolist(), tables.blocks.tolist()
-        given.append(lengths)
-        assert tables.splits == -(-max(lengths) // 128)
-        tails = tuple(tuple(row[: -(-n // block_size)]) for row, n in zip(blocks, lengths, strict=True))
-        bundle = Bundle(tuple(range(len(lengths))), (), tails, tuple(lengths))
+    def attend(queries, new, k, v, where, scale, block_size):
+        if isinstance(where, Span):
+            first, rows = where.rows.shape[0] - 1, where.rows.shape[1]
+            tails, counts = (tuple(range(first // block_size, -(-(first + rows) // block_size))),), (rows,)
+        else:
+            counts = tuple(where.lengths.tolist())
+            blocks = zip(where.blocks.tolist(), counts, strict=True)
+            tails = tuple(tuple(row[: -(-n // block_size)]) for row, n in blocks)
+        given.append((type(where), counts))
+        for i, (tail, n) in enumerate(zip(tails, counts, strict=True)):
+            at = tail[(n - 1) // block_size] * block_size + (n - 1) % block_size
+            for side, rows in zip((k, v), new, strict=True):
+                side.parts[0][..., at : at + 1, :] = rows[i : i + 1]
+        bundle = Bundle(tuple(range(len(counts))), (), tails, counts)
         return attend_bundle(queries, k, v, (), PagedTails.of(bundle, block_size), scale)
 
     monkeypatch.setattr(steps, "attend_paged", attend)
     net = model()
     cache = new_cache(net, blocks=128)
     cache.paths = Paths(kernel_from=40)
-    prompts = [prompt(length, seed=length) for length in (50, 7, 31)[:rows]]
-    sequences = [ask(net, cache, tokens)[1] for tokens in prompts]
-    given.clear()
-    out = step_batch(net, cache, sequences, [9] * rows)
-    assert given == [[len(tokens) + 1 for tokens in prompts]] * len(net.layers)
-    for i, tokens in enumerate(prompts):
-        assert near(out[i : i + 1], stock_logits(net, [*tokens, 9])), i
+    histories = [prompt(length, seed=length) for length in lengths]
+    sequences = [ask(net, cache, tokens)[1] for tokens in histories]
+    for i in range(BLOCK + 3):
+        given.clear()
+        out = step_batch(net, cache, sequences, [9 + i] * len(lengths))
+        histories = [[*tokens, 9 + i] for tokens in histories]
+        kind = Span if len(lengths) == 1 else Tables
+        assert given == [(kind, tuple(map(len, histories)))] * len(net.layers)
+    for i, tokens in enumerate(histories):
+        assert near(out[i : i + 1], stock_logits(net, tokens)), i
     given.clear()
     step_batch(net, cache, [ask(net, cache, prompt(7, seed=1))[1]], [9])
     assert not given, "a short row by itself attends on its view"
+
+
+def test_block_tables_stay_on_the_device_while_they_are_right():
+    first = Bundle((0, 1), (), ((1, 2), (5,)), (20, 9))
+    tables = Tables.of(first)
+    longer = Tables.of(Bundle((0, 1), (), ((1, 2), (5,)), (21, 10)), tables)
+    assert longer.blocks is tables.blocks and longer.lengths.tolist() == [21, 10]
+    assert Tables.of(first, tables) is tables
+    for other in (Bundle((0, 1), (), ((1, 2), (6,)), (21, 10)), Bundle((0, 1), (), ((1, 2), (5,)), (21, 9))):
+        fresh = Tables.of(other, tables)
+        assert fresh.blocks is not tables.blocks and fresh.lengths.tolist() == list(other.lengths)

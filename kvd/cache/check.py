@@ -25,7 +25,7 @@ from kvd.cache.hostmem import on_cpu
 from kvd.cache.layout import KVLayout, LayerKV
 from kvd.cache.paged import CachedSequence, PagedCache, forward
 from kvd.cache.paths import Paths, preferences
-from kvd.cache.plan import Bundle, Piece
+from kvd.cache.plan import Bundle, Piece, View
 from kvd.cache.pool import KVPool
 from kvd.cache.side import Side
 
@@ -87,8 +87,8 @@ def narrowed(paths: Paths, found: Sequence[PathCheck], layout: KVLayout) -> Path
     ok = {item.path: item.ok for item in found}
     view, table = ok.get("view", False), ok["table"]
     opaque = paths.opaque and (layout.native or view or table)
-    kernel = paths.kernel_from if opaque and ok.get("kernel", False) else None
-    return replace(paths, view=view, table=table, fold=ok["fold"], opaque=opaque, kernel_from=kernel)
+    kernel = paths.kernel and opaque and ok.get("kernel", False)
+    return replace(paths, view=view, table=table, fold=ok["fold"], opaque=opaque, kernel=kernel)
 
 
 def wanted(layout: KVLayout, block_size: int, heads: int) -> Paths:
@@ -145,7 +145,7 @@ def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int, view
     limit, use = TOLERANCE[dtype], wanted(pool.layout, block_size, layer.kv_heads * repeats)
     grain = use.grain
     chunks = [] if use.chunked_from is None else [_check_chunk(layer, repeats, limit)]
-    paged = [] if use.kernel_from is None else [_check_kernel(pool, queries, scattered, expected, scale, limit)]
+    paged = [_check_kernel(pool, queries, scattered, expected, scale, limit)] if use.kernel else []
     alone = [_compare("view", limit, first, lambda: _one(queries[:1], k, v, prefix, scale))] if view else []
     return [
         *chunks,
@@ -164,7 +164,7 @@ def _check_kernel(
     (keys,), (values,) = k.parts, v.parts
     lasts = zip(scattered.tails, (n - 1 for n in scattered.lengths), strict=True)
     ends = [tail[last // size] * size + last % size for tail, last in lasts]
-    tables = kernels.Tables.of(scattered)
+    tables = kernels.Tables.of([View(*pair) for pair in zip(scattered.tails, scattered.lengths, strict=True)])
     run = kernels.Span.of(Piece(size, size + scattered.lengths[0]))
 
     def both() -> mx.array:

@@ -15,8 +15,7 @@ class Paths:
     table_batch: rows of a decode batch from which it is faster for all of them; None: never.
     grain: rows that the block table is read in; None: whole blocks.
     chunked_from: rows from which a prefill chunk attends by `attend_chunk`; None: never.
-    kernel_from: rows of a single sequence from which `kvd.cache.kernel` attends in decode; batches always take it.
-    None: never.
+    kernel: decode attends by `kvd.cache.kernel`; none of the other paths of decode is used then.
     """
 
     view: bool = True
@@ -27,11 +26,7 @@ class Paths:
     table_batch: int | None = None
     grain: int | None = None
     chunked_from: int | None = None
-    kernel_from: int | None = None
-
-    def prefers_kernel(self, rows: int, batch: int) -> bool:
-        """Whether sequences of at most `rows` rows attend by the kernel in a decode batch of `batch`."""
-        return self.kernel_from is not None and (batch > 1 or rows >= self.kernel_from)
+    kernel: bool = False
 
     def prefers_chunked(self, count: int, rows: int) -> bool:
         """Whether a chunk of `count` rows that ends at `rows` attends by `attend_chunk`."""
@@ -47,8 +42,6 @@ class Paths:
         return long or (self.table_batch is not None and batch >= self.table_batch)
 
 
-KERNEL_FROM = 512
-"""Below, MLX's own kernel for one query row is as fast and its views cost nothing."""
 CPU_TABLE_FROM = 1024
 """On the CPU backend fused attention multiplies every query head by itself; the block table takes the heads of a group
 together, in pieces that fit the cache: 0.4 against 0.66 ms a layer at 2,048 rows, 1.6 against 3.5 at 8,192. Below, both
@@ -67,6 +60,6 @@ def preferences(dtype: str, block_size: int, on_cpu: bool, kernel: bool = False)
     """What is fastest on this backend, as far as it works there (`tools/bench attention`). kernel: whether there is one
     for this layout."""
     if not on_cpu or dtype != "float32":
-        return Paths(kernel_from=KERNEL_FROM if kernel else None)
+        return Paths(kernel=kernel)
     grain = CPU_GRAIN if block_size % CPU_GRAIN == 0 else None
     return Paths(table_from=CPU_TABLE_FROM, table_batch=CPU_TABLE_BATCH, grain=grain, chunked_from=CPU_CHUNKED_FROM)

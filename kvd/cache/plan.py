@@ -78,9 +78,6 @@ def bundles(views: Sequence[View], block_size: int, paths: Paths) -> list[Bundle
             alone.extend(members)
     if not (paths.fold and paths.table):
         alone = everyone
-    if alone and paths.prefers_kernel(max(views[i].rows for i in alone), len(alone)):
-        found.append(_own(views, sorted(alone)))
-        alone = []
     scattered: list[int] = []
     for i in alone:
         whole = pieces(views[i].table, block_size, 0, views[i].rows)
@@ -110,12 +107,11 @@ def _tabled(views: Sequence[View], members: Sequence[int]) -> list[Bundle]:
                 found[-1].append(i)
                 continue
         found.append([i])
-    return [_own(views, sorted(group)) for group in found]
-
-
-def _own(views: Sequence[View], members: Sequence[int]) -> Bundle:
-    """Rows that share nothing: each has its whole sequence as its tail."""
-    return Bundle(tuple(members), (), tuple(views[i].table for i in members), tuple(views[i].rows for i in members))
+    ordered = [sorted(group) for group in found]
+    return [
+        Bundle(tuple(group), (), tuple(views[i].table for i in group), tuple(views[i].rows for i in group))
+        for group in ordered
+    ]
 
 
 def _fold(

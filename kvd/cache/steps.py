@@ -5,7 +5,7 @@ chunked   one sequence, several rows at once on the CPU: the exponentials are th
 gathered  one sequence, several rows at once, in several runs or quantised: put together per layer, for this pass only
 bundled   decode: rows that share a prefix are folded into one product; rows on their own attend on views of their runs;
           scattered ones through the block table
-kernel    decode where a kernel of our own takes rows that share nothing; it writes the new rows itself
+kernel    decode where there is a kernel for it: every row by its block table, and the new rows are written there
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence | Outlook], 
     views = [view(sequence, sequence.rows + new) for sequence in sequences]
     offsets = [view.rows - count for view in views]
     paths = cache.paths
-    if count == 1 and paths.prefers_kernel(max(view.rows for view in views), len(views)):
-        step = kernel_step(cache, views, offsets, new)
-        if step is not None:
-            return step
+    if count == 1 and paths.kernel:
+        return kernel_step(cache, views, offsets, new)
     if len(views) > 1:
         return BundledStep(cache.pool, paths, views, offsets, new)
     table, rows = views[0].table, views[0].rows
@@ -59,18 +57,13 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence | Outlook], 
     return SingleStep(cache.pool, offsets[0], written, read)
 
 
-def kernel_step(cache: PagedCache, views: Sequence[View], offsets: Sequence[int], new: int) -> KernelStep | None:
-    """None where rows share enough to be folded."""
-    size = cache.block_size
-    (first, *others) = bundles(views, size, cache.paths)
-    if others or first.shared:
-        return None
-    run = pieces(first.tails[0], size, 0, first.lengths[0]) if len(views) == 1 else ()
-    if len(run) == 1:
-        return KernelStep(cache.pool, Span.of(run[0]), offsets[0], new)
-    cache.tables = Tables.of(first, cache.tables)
-    offset = offsets[0] if len(views) == 1 else cache.tables.lengths - 1
-    return KernelStep(cache.pool, cache.tables, offset, new)
+def kernel_step(cache: PagedCache, views: Sequence[View], offsets: Sequence[int], new: int) -> KernelStep:
+    if len(views) == 1:
+        run = pieces(views[0].table, cache.block_size, 0, views[0].rows)
+        if len(run) == 1:
+            return KernelStep(cache.pool, Span.of(run[0]), offsets[0], new)
+    cache.tables = Tables.of(views, cache.tables)
+    return KernelStep(cache.pool, cache.tables, offsets[0] if len(views) == 1 else cache.tables.lengths - 1, new)
 
 
 def view(sequence: CachedSequence | Outlook, rows: int) -> View:
@@ -168,16 +161,10 @@ class BundledStep:
         self._scattered = mx.array(at)
         self._new = new
         plan = bundles(views, size, paths)
-        self._bundles = [(bundle, self._tails(bundle, size, paths)) for bundle in plan]
+        self._bundles = [(bundle, PagedTails.of(bundle, size, paths.grain)) for bundle in plan]
         order = [row for bundle in plan for row in bundle.rows]
         self._back = None if order == sorted(order) else mx.array([order.index(row) for row in range(len(order))])
         self._fused = pool.layout.native and paths.view
-
-    @staticmethod
-    def _tails(bundle: Bundle, size: int, paths: Paths) -> PagedTails | Tables | None:
-        if not bundle.shared and paths.prefers_kernel(max(bundle.lengths), len(bundle.rows)):
-            return Tables.of(bundle)
-        return PagedTails.of(bundle, size, paths.grain)
 
     def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         k, v = self._pool.k[layer], self._pool.v[layer]
@@ -199,9 +186,7 @@ class BundledStep:
         outs = []
         for bundle, tails in self._bundles:
             mine = queries if len(bundle.rows) == queries.shape[0] else _rows(queries, bundle)
-            if isinstance(tails, Tables):
-                outs.append(attend_paged(mine, None, k, v, tails, scale, self._pool.block_size))
-            elif tails is None and len(bundle.shared) == 1 and len(bundle.rows) == 1 and self._fused:
+            if tails is None and len(bundle.shared) == 1 and len(bundle.rows) == 1 and self._fused:
                 outs.append(attend_view(mine, k, v, bundle.shared[0], scale))
             else:
                 outs.append(attend_bundle(mine, k, v, bundle.shared, tails, scale))

@@ -10,7 +10,7 @@ from kvd.cache.attention import PagedTails, attend_bundle
 from kvd.cache.kernel import Span, Tables
 from kvd.cache.paged import forward
 from kvd.cache.paths import Paths
-from kvd.cache.plan import Bundle
+from kvd.cache.plan import Bundle, View
 from tests.cache.support import BLOCK, ask, model, near, new_cache, prompt, same, step, step_batch, stock_logits
 
 
@@ -134,7 +134,7 @@ def test_half_precision_batches_stay_in_half_precision():
 
 
 @pytest.mark.parametrize("lengths", [(50,), (50, 7, 31)], ids=["one", "three"])
-def test_with_a_kernel_rows_that_share_nothing_attend_in_one_launch_a_layer(monkeypatch, lengths):
+def test_with_a_kernel_a_step_is_one_launch_a_layer(monkeypatch, lengths):
     """The kernel itself is in test_kernel.py; here what it is given, computed the portable way."""
     given = []
 
@@ -157,7 +157,7 @@ def test_with_a_kernel_rows_that_share_nothing_attend_in_one_launch_a_layer(monk
     monkeypatch.setattr(steps, "attend_paged", attend)
     net = model()
     cache = new_cache(net, blocks=128)
-    cache.paths = Paths(kernel_from=40)
+    cache.paths = Paths(kernel=True)
     histories = [prompt(length, seed=length) for length in lengths]
     sequences = [ask(net, cache, tokens)[1] for tokens in histories]
     for i in range(BLOCK + 3):
@@ -168,17 +168,15 @@ def test_with_a_kernel_rows_that_share_nothing_attend_in_one_launch_a_layer(monk
         assert given == [(kind, tuple(map(len, histories)))] * len(net.layers)
     for i, tokens in enumerate(histories):
         assert near(out[i : i + 1], stock_logits(net, tokens)), i
-    given.clear()
-    step_batch(net, cache, [ask(net, cache, prompt(7, seed=1))[1]], [9])
-    assert not given, "a short row by itself attends on its view"
 
 
 def test_block_tables_stay_on_the_device_while_they_are_right():
-    first = Bundle((0, 1), (), ((1, 2), (5,)), (20, 9))
+    first = [View((1, 2), 20), View((5,), 9)]
     tables = Tables.of(first)
-    longer = Tables.of(Bundle((0, 1), (), ((1, 2), (5,)), (21, 10)), tables)
+    longer = Tables.of([View((1, 2), 21), View((5,), 10)], tables)
     assert longer.blocks is tables.blocks and longer.lengths.tolist() == [21, 10]
     assert Tables.of(first, tables) is tables
-    for other in (Bundle((0, 1), (), ((1, 2), (6,)), (21, 10)), Bundle((0, 1), (), ((1, 2), (5,)), (21, 9))):
-        fresh = Tables.of(other, tables)
-        assert fresh.blocks is not tables.blocks and fresh.lengths.tolist() == list(other.lengths)
+    others = ([View((1, 2), 21), View((6,), 10)], [View((1, 2), 21), View((5,), 9)], [View((1, 2), 21)])
+    for views in others:
+        fresh = Tables.of(views, tables)
+        assert fresh.blocks is not tables.blocks and fresh.lengths.tolist() == [view.rows for view in views]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benches.children import packed, precision, steps, synthetic
+from benches.children import packed, precision, restore, steps, synthetic
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.paged import PagedCache
 from kvd.models.load import Loaded, load
+from kvd.worker import arrival
 from tests.tiny import tiny_model
 
 
@@ -49,3 +51,18 @@ def test_single_steps_are_measured_at_every_precision(loaded: Loaded) -> None:
         assert bench.decode(kv, [bits], position=64, rounds=2)["ratio"] > 0
         found = bench.memory(kv, 640)
         assert found["measured"] == pytest.approx(found["formula"], rel=0.01)
+
+
+@pytest.mark.parametrize("tail", [0, 20])
+def test_a_restore_is_measured_layer_by_layer_and_in_whole_blocks(
+    tail: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival, "GROUP_BYTES", 1)
+    bench = restore.Bench(tiny_model(tmp_path / "model", layers=6, vocab=20_000), str(tmp_path), blocks=3)
+    try:
+        assert bench.first_token(tail, layered=False, rate=2e7)["ahead"] == 0
+        found = [bench.first_token(tail, layered=True, rate=2e7) for _ in range(5)]
+        assert all(one["seconds"] > 0 for one in found)
+        assert any(one["ahead"] == 1 for one in found)
+    finally:
+        bench.close()

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benches.child import Child
-from benches.rows import Row, row
+from benches.rows import Row, median_ratio, paired, row
 from kvclient import Client
 from rig.daemon import Daemon, demo_models, short_home
 
@@ -20,6 +20,12 @@ LENGTHS = {2048: ("<= 0.016667", "<= 0.025"), 4096: ("<= 0.005", "<= 0.0125")}
 """tokens: (bar of a repeat, bar after a restart), as fractions of cold"""
 ROUNDS = 5
 CHUNK = 512
+BLOCK = 256
+RESTORED = 4096
+"""tokens of a prefix on disk"""
+SLOW = 0.25e9
+"""bytes per second of a disk that is slower than this one, made so by waiting"""
+PAIRS = 15
 
 
 def real_text_ids(models: Path, length: int) -> list[int]:
@@ -115,6 +121,27 @@ def at_length(length: int, models: Path, repeat_bar: str, restart_bar: str) -> l
     ]
 
 
+def restored(models: Path) -> list[Row]:
+    """A prefix on disk with another tail behind it, or none: compute that starts behind the first layers, against
+    whole blocks first. Pairs of the engine's own code in one process."""
+    found = []
+    with short_home(models) as home, Child(
+        "restore", str(models / "demo"), str(home), str(RESTORED // BLOCK), home=home
+    ) as child:  # fmt: skip
+        for disk, rate in (("disk", 0.0), (f"{SLOW / 1e9} GB/s", SLOW)):
+            for tail in (0, 64):
+                child.ask(tail=tail, layered=True, rate=rate)
+                ours, whole = paired(
+                    lambda tail=tail, rate=rate: child.ask(tail=tail, layered=True, rate=rate)["seconds"],
+                    lambda tail=tail, rate=rate: child.ask(tail=tail, layered=False, rate=rate)["seconds"],
+                    PAIRS,
+                )
+                took, ratio = statistics.median(ours), median_ratio(ours, whole)
+                name = f"{RESTORED} from {disk}, {tail or 'no'} others behind, layer by layer against whole blocks"
+                found.append(row(name, took, "s", baseline=took / ratio))
+    return found
+
+
 def run() -> list[Row]:
     models = demo_models()
-    return [r for length, bars in LENGTHS.items() for r in at_length(length, models, *bars)]
+    return [*restored(models), *(r for length, bars in LENGTHS.items() for r in at_length(length, models, *bars))]

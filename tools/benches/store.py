@@ -79,7 +79,7 @@ def _restore(base: str) -> list[Row]:
 
     found = []
     with ThreadPoolExecutor(READERS) as pool:
-        caches = {"cold": lambda: _forget(paths), "warm": lambda: None}
+        caches = {"cold": lambda: forget(paths), "warm": lambda: None}
         if not hasattr(os, "posix_fadvise"):
             del caches["cold"]
         for name, prepare in caches.items():
@@ -95,7 +95,7 @@ def _restore(base: str) -> list[Row]:
     return found
 
 
-def _forget(paths: list[str]) -> None:
+def forget(paths: list[str]) -> None:
     """Put files out of the page cache."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)

@@ -116,11 +116,6 @@ def calibrate(order: Order, teller: Teller) -> str:
     basis = digest(order.identity, METHOD, backend, layout.describe(), order.block_size, chunk, asdict(material))
     known = known_of(order, basis)
     plan = plans.make(order.presets, len(layout.layers), material.tokens, len(material.window))
-    stages = plans.remaining(_stages(loaded, plan), plan, known)
-    teller.plan(
-        stages, tokens=material.tokens, backend=info.backend, context=context, since=known.made_at if known else None,
-        settings=stages["preset"].count + stages["native"].count,
-    )  # fmt: skip
     means = Means(
         model=loaded.model, paths=_paths(loaded.model, layout, order.block_size, info.architecture),
         block=order.block_size, chunk=chunk, stops=stops_of(tokenizer), tick=teller.tick,
@@ -128,6 +123,11 @@ def calibrate(order: Order, teller: Teller) -> str:
     run = Run(
         means, layout, material, plan, order.gate, order.budget, lambda ids: str(tokenizer.decode(ids)), teller.doing,
         known,
+    )  # fmt: skip
+    stages = plans.remaining(_stages(loaded, plan), plan, known)
+    teller.plan(
+        stages, tokens=material.tokens, backend=info.backend, context=context, since=known.made_at if known else None,
+        settings=stages["preset"].count + stages["native"].count,
     )  # fmt: skip
     found = run.everything()
     return result.dumps(

@@ -50,7 +50,8 @@ def _automatic(found: Calibration | None, name: str, hint: str) -> Choice:
     if found is None:
         return Choice(NATIVE, (f"KV precision auto is native: nothing was measured on {name}; {hint}",))
     if not found.best:
-        return Choice(NATIVE, (f"KV precision auto is native: nothing passed on {name} ({_limits(found)})",))
+        within = "" if found.budget is None else f" within {found.budget:,} bytes per token"
+        return Choice(NATIVE, (f"KV precision auto is native: nothing{within} passed on {name} ({_limits(found)})",))
     return Choice(found.best, _short(found))
 
 
@@ -59,7 +60,8 @@ def _numbers(quality: Quality, found: Calibration) -> str:
 
 
 def _limits(found: Calibration) -> str:
-    return f"needed: <= {found.gate.max_kld:g} and >= {found.gate.min_same_top:.0%}, over {found.tokens:,} tokens"
+    gate = found.gate
+    return f"needed over {found.tokens:,} tokens: KLD <= {gate.max_kld:g}, same top token >= {gate.min_same_top:.0%}"
 
 
 def _short(found: Calibration) -> tuple[str, ...]:

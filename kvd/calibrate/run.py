@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import mlx.core as mx
+
 from kvclient.errors import BadRequest
 from kvd.cache import precision
 from kvd.cache.layout import KVLayout
@@ -15,6 +17,7 @@ from kvd.calibrate.material import Material
 from kvd.calibrate.plan import Plan
 from kvd.calibrate.proposals import Proposals, check_budget, costs_of
 from kvd.calibrate.result import AGAIN, NATIVE, Calibration, Gate, LayerCost, OneSided, Quality, Setting
+from kvd.calibrate.resume import Resume
 from kvd.calibrate.search import ANCHOR
 from kvd.calibrate.trial import Means, Prefilled
 
@@ -47,7 +50,10 @@ class Native:
 
 class Run:
     """say(kind, text) is told which stage comes next, of which kind of `plan.Stages`. known: what was measured before
-    on the same basis; it is taken over."""
+    on the same basis; it is taken over.
+
+    Raises BadRequest where no precision but native fits the model, or none fits the budget.
+    """
 
     def __init__(
         self, means: Means, layout: KVLayout, material: Material, plan: Plan, gate: Gate, budget: int | None,
@@ -58,13 +64,12 @@ class Run:
         self._warnings: list[str] = []
         self._tables_made = 0
         self._reference: Native | None = None
+        check_budget(layout, budget)
+        self._layouts = self._fitting()
 
     def everything(self) -> Findings:
-        """Raises BadRequest where no precision but native fits the model, or none fits the budget."""
-        check_budget(self._layout, self._budget)
-        layouts = self._layouts()
         settings = list(self._known.settings) if self._known else [self._native.setting, self._again()]
-        for name, layout in layouts.items():
+        for name, layout in self._layouts.items():
             if not any(item.name == name for item in settings):
                 settings.append(self._setting("preset", name, layout))
         sides = list(self._known.sides) if self._known else self._sides()
@@ -81,7 +86,7 @@ class Run:
 
     # --- which settings the model takes
 
-    def _layouts(self) -> dict[str, KVLayout]:
+    def _fitting(self) -> dict[str, KVLayout]:
         found: dict[str, KVLayout] = {}
         problems: list[BadRequest] = []
         for name in self._plan.presets:
@@ -159,10 +164,8 @@ class Run:
     def _short(self, layout: KVLayout, positions: int) -> Quality:
         """The last `positions` of the window, behind the prefix and the rest of the window of native KV."""
         material, native = self._material, self._native
-        skipped = len(material.window) - positions
-        shifted = replace(
-            material, prefix=(*material.prefix, *material.window[:skipped]), window=material.window[skipped:]
-        )
+        first, last = _split(material.window, positions)
+        shifted = replace(material, prefix=(*material.prefix, *first), window=last)
         filled = trial.transplant(self._means, layout, shifted, native.filled)
         logits = trial.window(self._means, filled, shifted.window)
         filled.sequence.close()
@@ -179,12 +182,21 @@ class Run:
     def _layers(self) -> list[LayerCost]:
         """The rest of the window, as native KV has it, is part of the prefix here: fewer rows go through the model."""
         positions = min(self._plan.layer_window, len(self._material.window))
-        if skipped := len(self._material.window) - positions:
-            trial.window(self._means, self._native.filled, self._material.window[:skipped])
-        found = []
+        filled, (first, last) = self._native.filled, _split(self._material.window, positions)
+        if first:
+            trial.window(self._means, filled, first)
+        before = filled.sequence.rows
+
+        def native() -> mx.array:
+            logits = trial.window(self._means, filled, last)
+            filled.sequence.truncate(before)
+            return logits
+
+        resume, found = Resume(self._means.model, native), []
         for layer in range(self._plan.layers):
             self._say("layer", f"layer {layer} alone at {ANCHOR} bits")
-            alone = [self._short(self._one(side, layer), positions).kld_mean for side in ("k", "v")]
+            with resume.at(layer):
+                alone = [self._short(self._one(side, layer), positions).kld_mean for side in ("k", "v")]
             found.append(LayerCost(layer, alone[0], alone[1], ANCHOR))
         return found
 
@@ -215,6 +227,11 @@ def ordered(settings: Sequence[Setting]) -> list[Setting]:
         return names.index(item.name) if item.name in names else len(names) + ("," in item.name)
 
     return sorted(settings, key=rank)
+
+
+def _split(window: tuple[int, ...], positions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """All but the last `positions`, and those."""
+    return window[: len(window) - positions], window[len(window) - positions :]
 
 
 def common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=_tokens, metavar="N",
                         help="how much of it (default: 8,192 or the model's limit; on the CPU 2,048)")  # fmt: skip
     parser.add_argument("--presets", metavar="LIST", help="precisions to measure, separated by commas (default: all)")
-    parser.add_argument("--budget", type=int, metavar="BYTES", help="bytes of KV per token that the table may take")
+    parser.add_argument("--budget", type=_number, metavar="BYTES", help="bytes of KV per token that the table may take")
     parser.add_argument("--fresh", action="store_true", help="measure everything again and replace what is kept")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON (- for standard output)")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw quality against memory")
@@ -100,7 +100,7 @@ def _order(args: argparse.Namespace, home: Any) -> Any:
 
     settings = config.load(home.root)
     record, folder = find(home.root, args.model)
-    presets = tuple(name.strip() for name in args.presets.split(",")) if args.presets else PRESETS
+    presets = PRESETS if args.presets is None else tuple(name.strip() for name in args.presets.split(","))
     for name in presets:
         table_of(name)
     if args.text is not None:
@@ -173,7 +173,14 @@ def _about(seconds: float) -> str:
 
 
 def _tokens(text: str) -> int:
-    number = int(text.replace(",", "").replace("_", ""))
+    number = _number(text)
     if number < LEAST_TOKENS:
         raise argparse.ArgumentTypeError(f"at least {LEAST_TOKENS} are needed")
     return number
+
+
+def _number(text: str) -> int:
+    digits = text.replace(",", "").replace("_", "")
+    if not digits.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a number: {text!r}")
+    return int(digits)

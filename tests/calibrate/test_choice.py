@@ -26,6 +26,8 @@ def test_auto_stays_native_and_says_why_where_nothing_was_measured_or_passed(tmp
     result.save(tmp_path, calibration(best=""))
     found = choose("auto", tmp_path, "demo", "abc")
     assert found.text == "native" and "nothing passed" in found.warnings[0]
+    result.save(tmp_path, calibration(best="", budget=9000))
+    assert "nothing within 9,000 bytes per token passed" in choose("auto", tmp_path, "demo", "abc").warnings[0]
 
 
 def test_a_result_of_other_weights_does_not_count(tmp_path: Path) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvd.calibrate import result
@@ -61,6 +66,9 @@ def test_a_text_of_ones_own_and_json_on_standard_output(
         (["tiny", "--text", "/nowhere/text"], 65, "cannot read /nowhere/text"),
         (["tiny", "--tokens", "256", "--presets", "k8v8g64"], 65, "the head size 32 is not a multiple of the group"),
         (["tiny", "--tokens", "256", "--presets", "k8v8", "--budget", "10"], 65, "no table takes 10 bytes per token"),
+        (["tiny", "--presets", ""], 65, "unknown KV precision ''"),
+        (["tiny", "--plot", "/nowhere/a.svg"], 65, "cannot write /nowhere/a.svg"),
+        (["tiny", "--json", "/"], 65, "cannot write /"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_that_says_why(
@@ -70,8 +78,23 @@ def test_what_cannot_be_measured_is_one_line_that_says_why(
     seen = capsys.readouterr()
     assert seen.out == ""
     last = seen.err.strip().splitlines()[-1]
-    assert last.startswith("kvd: ") and said in last
+    assert last.startswith("kvd") and said in last
     assert "Traceback" not in seen.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tokens", "many"], "not a number: 'many'"), (["--tokens", "200"], "at least 256 are needed"),
+        (["--budget", "-5"], "not a number: '-5'"),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_none_are_a_matter_of_usage(
+    home: Home, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["calibrate", "tiny", *words])
+    assert said in capsys.readouterr().err
 
 
 def test_a_memory_limit_is_kept_to_and_named(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,3 +104,50 @@ def test_a_memory_limit_is_kept_to_and_named(home: Home, capsys: pytest.CaptureF
     finally:
         home.config.unlink()
     assert "are allowed; take fewer (--tokens)" in capsys.readouterr().err
+
+
+def test_a_shorter_measurement_does_not_replace_a_longer_one_unless_asked_to(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["calibrate", "tiny", "--presets", "k8v8", "--tokens"]
+    assert main([*words, "288"]) == 0
+    kept = result.stored(home.models / "tiny")
+    assert main([*words, "256"]) == 0
+    assert result.stored(home.models / "tiny") == kept
+    assert "not kept" in capsys.readouterr().out
+    assert main([*words, "256", "--fresh"]) == 0
+    kept = result.stored(home.models / "tiny")
+    assert kept is not None and kept.tokens == 256
+
+
+def test_what_was_measured_is_taken_over_with_its_date_and_fresh_measures_it_again(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["calibrate", "tiny", "--tokens", "304", "--presets"]
+    assert main([*words, "k8v8"]) == 0
+    first = result.stored(home.models / "tiny")
+    capsys.readouterr()
+    assert main([*words, "k6v6"]) == 0
+    said = capsys.readouterr().err
+    assert "the rest is taken over from" in said and "k8v8" not in said and "layer" not in said
+    second = result.stored(home.models / "tiny")
+    assert first is not None and second is not None and second.setting("k8v8") == first.setting("k8v8")
+    assert second.setting("k6v6") is not None and second.layers == first.layers
+    assert main([*words, "k6v6", "--fresh"]) == 0
+    assert "taken over" not in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_it_all_and_keeps_nothing_by_halves(home: Home) -> None:
+    before = result.stored(home.models / "tiny")
+    kvd = subprocess.Popen(
+        [sys.executable, "-m", "kvd.cli.main", "calibrate", "tiny", "--fresh"],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert kvd.stderr is not None
+    assert "a search: about" in kvd.stderr.readline()
+    [child] = psutil.Process(kvd.pid).children()
+    os.killpg(kvd.pid, signal.SIGINT)
+    _, said = kvd.communicate(timeout=30)
+    assert kvd.returncode == 130 and "Traceback" not in said
+    assert not child.is_running()
+    assert result.stored(home.models / "tiny") == before and list(home.tmp.iterdir()) == []

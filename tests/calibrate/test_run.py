@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import mlx.core as mx
@@ -101,6 +102,12 @@ def test_a_second_run_takes_over_what_the_first_measured() -> None:
     tight = calibrate(["k8v8", "k4v4"], budget=least + 40, known=first, said=said)
     assert said == [("native", "native"), ("table", "table 1 of the search")]
     assert len(tight.settings) == len(first.settings) + 1
+
+
+def test_layers_cost_the_same_whether_those_before_them_run_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed = calibrate(["k8v8"]).layers
+    monkeypatch.setattr("kvd.calibrate.resume.Resume.at", lambda self, first: contextlib.nullcontext())
+    assert calibrate(["k8v8"]).layers == resumed
 
 
 def test_the_paths_of_a_pool_are_those_checked_for_its_layout() -> None:

@@ -33,6 +33,8 @@ class StoreAgainstDict(RuleBasedStateMachine):
         self.model: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}
         """chain -> parent and tokens of every block that was acknowledged and has not left"""
         self.held: set[bytes] = set()
+        self.believed: dict[bytes, tuple[bytes, tuple[int, ...]]] = {}
+        """what a worker takes for stored: all it was told so of, less what it was told has left"""
         self.open()
 
     def open(self) -> None:
@@ -40,6 +42,7 @@ class StoreAgainstDict(RuleBasedStateMachine):
             os.path.join(self.base, "store"), Limits(LIMIT, durable=False), clock=lambda: self.now
         )
         self.actor = Actor(self.store, durable=False)
+        self.believed.clear()
 
     @rule(tokens=prompts)
     def put(self, tokens: list[int]) -> None:
@@ -49,6 +52,7 @@ class StoreAgainstDict(RuleBasedStateMachine):
         for block in self.actor.blocks(tokens[:stored]):
             if self.store.core.table.get(NAMESPACE, block.chain):
                 self.model[block.chain] = block.parent, block.tokens
+            self.believed[block.chain] = block.parent, block.tokens
         assert stored == len(tokens) or "full" in self.actor.reasons
 
     @rule(tokens=prompts)
@@ -129,8 +133,22 @@ class StoreAgainstDict(RuleBasedStateMachine):
             del self.model[chain]
         return set(gone)
 
+    @invariant()
+    def no_worker_takes_for_stored_what_is_not(self) -> None:
+        for departure in self.store.departed() if hasattr(self, "store") else ():
+            for chain in departure.chains:
+                self.believed.pop(chain, None)
+            for chain, (parent, tokens) in list(self.believed.items()):
+                if parent in departure.parents and len(tokens) < BLOCK:
+                    del self.believed[chain]
+        for chain, block in getattr(self, "believed", {}).items():
+            assert chain in self.store.core.table.slots or self.covered(*block)
+
     def superseded(self, chain: bytes) -> bool:
-        parent, tokens = self.model[chain]
+        return self.covered(*self.model[chain])
+
+    def covered(self, parent: bytes, tokens: tuple[int, ...]) -> bool:
+        """A longer stored block begins with these tokens."""
         table = self.store.core.table
         siblings = (self.store.core.index.tokens(c) for c in table.children.get(parent, ()))
         return any(len(s) > len(tokens) and s[: len(tokens)] == tokens for s in siblings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvclient.errors import StoreError
 from kvd.store.base import Limits
@@ -41,8 +42,21 @@ def scenario(folder: str, faults: Faults, outcome: Outcome, kept: list[list[int]
         actor.get(tokens)
     store.tend()
     store.stats()
+    _settings(actor, limits)
     outcome.sample(folder, LIMIT)
     store.close()
+
+
+def _settings(actor: Actor, limits: Limits) -> None:
+    """Off and on again, then only what is used twice is written: first uses are noted in a file."""
+    store = actor.store
+    for changed in (replace(limits, limit=0), replace(limits, admission="second"), limits):
+        store.set_limits(changed)
+        actor.put([6, 6])
+        actor.get(KEPT[0])
+        store.tend()
+        store.departed()
+        store.gone()
 
 
 def _pinned(actor: Actor, tokens: list[int]) -> bool:

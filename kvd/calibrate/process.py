@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -57,6 +58,8 @@ def run(order: Order, home: Home, told: Callable[[dict[str, Any]], None]) -> Cal
     """
     log = home.logs / f"calibrate-{order.name}.log"
     tmp = Path(tempfile.mkdtemp(prefix="calibrate-", dir=home.tmp))
+    held = os.open(tmp, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(held, fcntl.LOCK_EX)  # a daemon that starts now leaves the folder alone
     try:
         keep_kernels(tmp, home.kernels)
         with log.open("wb") as stderr:
@@ -74,6 +77,7 @@ def run(order: Order, home: Home, told: Callable[[dict[str, Any]], None]) -> Cal
                     pipe.close()
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
+        os.close(held)
 
 
 def _listen(

@@ -37,16 +37,16 @@ def wait_for_old_workers(home: Home, patience_s: float = OLD_WORKER_S) -> int:
 
 
 def clear_tmp(home: Home) -> None:
-    """Private folders that killed workers left behind."""
+    """Private folders that killed workers left behind, and killed calibrations: a running one holds a lock on its."""
     for left in home.tmp.iterdir():
-        if not left.name.startswith(FRONT):
+        if not left.name.startswith(FRONT) and _gone(left):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _gone(record: Path) -> bool:
     """A worker holds a lock on its record for as long as it lives."""
     try:
-        fd = os.open(record, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(record, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     try:

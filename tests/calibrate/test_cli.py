@@ -15,6 +15,7 @@ import pytest
 
 from kvd.calibrate import result
 from kvd.cli.main import main
+from kvd.front.life import clear_tmp
 from kvd.home import Home
 from tests.calibrate.support import tiny_home
 
@@ -146,6 +147,8 @@ def test_an_interrupt_ends_it_all_and_keeps_nothing_by_halves(home: Home) -> Non
     assert kvd.stderr is not None
     assert "a search: about" in kvd.stderr.readline()
     [child] = psutil.Process(kvd.pid).children()
+    clear_tmp(home)
+    assert len(list(home.tmp.iterdir())) == 1, "a daemon that starts meanwhile takes away its folder"
     os.killpg(kvd.pid, signal.SIGINT)
     _, said = kvd.communicate(timeout=30)
     assert kvd.returncode == 130 and "Traceback" not in said

@@ -31,9 +31,10 @@ aborts the process if that is in the middle of a message."""
 MAX_SOCKETS: Final = 32_768
 """Streams at once are limited by this process's descriptors, not by ZeroMQ's usual 1,023 sockets."""
 NUMBERS = itertools.count()
-LOST: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED \
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-"""Events of a connection that is no more, or never will be."""
+BROKEN: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL \
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+LOST: Final = BROKEN | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+"""Events of a connection that is no more (BROKEN, whatever follows), or never will be."""
 
 
 def probe(path: Path, name: Path | None = None) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import zmq
 
 from kvclient.core import Reply, Request, Watch, received, request
-from kvclient.errors import Cancelled, KvdError, Unreachable
+from kvclient.errors import Busy, Cancelled, KvdError, Unreachable
 from kvclient.events import Event
-from kvclient.hub import CANCEL_LINGER_MS, LOST, Hub, Socket, address, probe
+from kvclient.hub import BROKEN, CANCEL_LINGER_MS, LOST, Hub, Socket, address, probe
 from kvclient.paths import control_path
 
 
@@ -33,7 +33,7 @@ class Exchange:
         self.lock = threading.Lock()
         self.on_close: Callable[[], None] | None = None
         self._hub = hub
-        target = control_path(hub.path) if asked.control else hub.path
+        self._target = target = control_path(hub.path) if asked.control else hub.path
         probe(target, hub.path)
         self._pings: Socket | None = None
         self._ready: deque[Event] = deque()
@@ -96,7 +96,7 @@ class Exchange:
                 self._read()
             except KvdError as problem:
                 self._failure = problem
-                self._dead = isinstance(problem, Unreachable)
+                self._dead = isinstance(problem, (Unreachable, Busy))
 
     def result(self) -> dict[str, Any]:
         """Of a verb other than generate, once `finished`. Raises Cancelled if it was closed before its end."""
@@ -131,24 +131,29 @@ class Exchange:
         if not self.reply.open:
             return
         if lost:
-            self._gone()
+            self._gone(lost)
         while self._pings is not None and _receive(self._pings) is not None:
             self._watch.pong(now)
         if self._watch.due(now):
             self._ping()
 
-    def _lost(self) -> bool:
-        """Asked before the messages are read, so that what came before the loss is still found."""
-        lost = False
+    def _lost(self) -> int:
+        """Events of the connection's end, 0 for none. Asked before the messages are read, so that what came before the
+        loss is still found."""
+        lost = 0
         while (frames := _receive(self._monitor)) is not None:
             event: int = struct.unpack_from("=H", frames[0])[0]
-            lost |= bool(event & LOST)
+            lost |= event & LOST
         return lost
 
-    def _gone(self) -> None:
+    def _gone(self, lost: int) -> None:
         if self.request.verb == "shutdown":
             self.reply.open = False
             return
+        if not lost & BROKEN:  # it was never made, so nothing was sent
+            probe(self._target, self._hub.path)
+            raise Busy(f"the daemon at {self._hub.path} took no connection: its queue was full",
+                       socket=str(self._hub.path))  # fmt: skip
         raise Unreachable(
             f"the daemon at {self._hub.path} went away before the request was done", socket=str(self._hub.path)
         )

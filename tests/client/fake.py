@@ -95,6 +95,7 @@ class FakeDaemon:
             lane = context.socket(zmq.ROUTER)
             lane.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY)
             lane.setsockopt(zmq.SNDHWM, 0)
+            lane.setsockopt(zmq.BACKLOG, 1000)  # a test's hundred tasks connect at once
             lane.bind(f"ipc://{path}")
             lanes.append(lane)
         self._up.set()

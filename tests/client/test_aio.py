@@ -105,20 +105,27 @@ def test_who_reads_slowly_loses_nothing_and_costs_nothing(daemon: FakeDaemon, mo
     monkeypatch.setattr(aio._Reader, "_wake", lambda self: (wakes.append(1), wake(self))[1])
 
     async def scene(kv: AsyncClient) -> None:
-        daemon.scripts["generate"] = lambda message, send: send("queued", {"position": 0})
+        daemon.scripts["generate"] = silent
         stream = kv.stream("demo", "hi")
-        assert (await anext(stream)).kind == "queued"
+        first = asyncio.ensure_future(anext(stream))
+        await arrived(daemon, "generate")
+        daemon.tell(stream.id, "queued", {"position": 0})
+        assert (await first).kind == "queued"
 
-        async def quiet_after(texts: int) -> int:
+        def tell(texts: int) -> None:
             for _ in range(texts):
                 daemon.tell(stream.id, "text", {"text": "x", "index": 0})
-            await asyncio.to_thread(daemon.settle)
-            await asyncio.sleep(0.1)
-            return len(wakes)
 
-        assert await quiet_after(50) > 0
+        tell(50)
+        assert stream._reader is not None
+        while stream._reader._descriptors:
+            await asyncio.sleep(0.01)
         before = len(wakes)
-        assert await quiet_after(1000) == before
+        assert before > 0
+        tell(1000)
+        await asyncio.to_thread(daemon.settle)
+        await asyncio.sleep(0.1)
+        assert len(wakes) == before
         daemon.tell(stream.id, "done", {"choices": [CHOICE], "stats": STATS})
         assert sum([len(event.text) async for event in stream]) == 1050
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvclient import BadRequest, Busy, Client, KvdError, ProtocolError, Stats, Timeout, Unreachable, wire
+from kvclient import BadRequest, Busy, Client, KvdError, ProtocolError, Stats, Timeout, Unreachable, link, wire
 from kvclient.hub import probe
 from tests.client.faces import FACES
 from tests.client.fake import FakeDaemon, answer, result, silent
@@ -169,6 +169,32 @@ def test_a_full_backlog_is_busy_at_once() -> None:
                     held.append(waiting)
                     waiting.setblocking(False)
                     waiting.connect_ex(str(path))
+        finally:
+            path.unlink()
+            for one in held:
+                one.close()
+
+
+def test_a_backlog_that_fills_up_right_after_the_first_look_is_busy_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("/tmp") / f"kvd-filled-{threading.get_native_id()}"
+    looks: list[Path] = []
+
+    def look(target: Path, name: Path | None = None) -> None:
+        looks.append(target)
+        if len(looks) > 1:
+            probe(target, name)
+
+    monkeypatch.setattr(link, "probe", look)
+    held = [socket.socket(socket.AF_UNIX) for _ in range(50)]
+    with socket.socket(socket.AF_UNIX) as listening, Client(path) as kv:
+        try:
+            listening.bind(str(path))
+            listening.listen(0)
+            for waiting in held:
+                waiting.setblocking(False)
+                waiting.connect_ex(str(path))
+            with pytest.raises(Busy, match="queue is full"):
+                kv.generate("demo", "hi")
         finally:
             path.unlink()
             for one in held:

@@ -51,7 +51,7 @@ from kvd.worker.prompt import Prompter
 from kvd.worker.scheduler import Limits
 from tests.tiny import tiny_model
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 B = 16
 """tokens per block in these tests"""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvclient.errors import Internal
 from kvd.cache.hostmem import on_cpu
 from kvd.cache.softmax import exponential_in_place
 from kvd.calibrate.result import Quality
@@ -16,11 +17,21 @@ SLICE = 64
 """positions compared at once: the vocabulary is large"""
 
 
+class NotFinite(Internal):
+    """Logits of which some are infinite or no number: there is nothing to compare."""
+
+
 def log_softmax(logits: mx.array) -> mx.array:
     """[..., vocab] in float32."""
     wide = logits.astype(mx.float32)
     below = wide - wide.max(axis=-1, keepdims=True)
     return below - mx.log(_exponential(below).sum(axis=-1, keepdims=True))
+
+
+def _checked(logprobs: mx.array) -> mx.array:
+    if not _number(mx.isfinite(logprobs).all()):
+        raise NotFinite("the model's logits are not finite")
+    return logprobs
 
 
 def _exponential(x: mx.array) -> mx.array:
@@ -31,7 +42,7 @@ def _exponential(x: mx.array) -> mx.array:
 @dataclass(frozen=True, slots=True)
 class Reference:
     """Native's log probabilities and probabilities [positions, vocab], and the token that really followed each position
-    but the last."""
+    but the last. Logits that are no numbers raise NotFinite."""
 
     logprobs: mx.array
     probs: mx.array
@@ -39,7 +50,7 @@ class Reference:
 
     @staticmethod
     def of(logits: mx.array, window: Sequence[int], following: int | None) -> Reference:
-        logprobs = log_softmax(logits)
+        logprobs = _checked(log_softmax(logits))
         probs = _exponential(logprobs)
         mx.eval(logprobs, probs)
         return Reference(logprobs, probs, (*window[1:], *(() if following is None else (following,))))
@@ -54,7 +65,7 @@ class Reference:
         same, native_nll, nll = 0, 0.0, 0.0
         for start in range(0, logits.shape[0], SLICE):
             p = self.logprobs[start : start + SLICE]
-            q = log_softmax(logits[start : start + SLICE])
+            q = _checked(log_softmax(logits[start : start + SLICE]))
             kl = mx.sum(self.probs[start : start + SLICE] * (p - q), axis=-1)
             tops = mx.sum(mx.argmax(p, axis=-1) == mx.argmax(q, axis=-1))
             divergences += _floats(kl)

@@ -15,6 +15,8 @@ from kvd.calibrate.search import ANCHOR, LADDER, Costs, Table
 
 SAFETY: Final = 0.8
 """share of what the gate allows that a predicted table may use"""
+STEP: Final = 0.5
+"""share that the next prediction is lowered to at least: a smaller step would be lost in the noise of few positions"""
 TINY: Final = 1e-12
 
 
@@ -71,7 +73,7 @@ class Proposals:
         quality = measured[-1].quality
         divergence = self._gate.max_kld / max(quality.kld_mean, TINY)
         others = (1 - self._gate.min_same_top) / max(1 - quality.same_top, TINY)
-        return self._limit * SAFETY * min(1.0, divergence, others)
+        return self._limit * min(STEP, SAFETY * divergence, SAFETY * others)
 
     def _scale(self, measured: Sequence[Setting]) -> float:
         """How much more a uniform setting cost in full than predicted, at worst; at least 1."""

@@ -12,7 +12,7 @@ from kvclient.errors import BadRequest
 from kvd.cache import precision
 from kvd.cache.layout import KVLayout
 from kvd.calibrate import trial
-from kvd.calibrate.compare import Reference
+from kvd.calibrate.compare import NotFinite, Reference
 from kvd.calibrate.material import Material
 from kvd.calibrate.plan import Plan
 from kvd.calibrate.proposals import Proposals, check_budget, costs_of
@@ -70,8 +70,12 @@ class Run:
     def everything(self) -> Findings:
         settings = list(self._known.settings) if self._known else [self._native.setting, self._again()]
         for name, layout in self._layouts.items():
-            if not any(item.name == name for item in settings):
+            if any(item.name == name for item in settings):
+                continue
+            try:
                 settings.append(self._setting("preset", name, layout))
+            except NotFinite as problem:
+                self._warnings.append(f"{name} left out: {problem.message}")
         sides = list(self._known.sides) if self._known else self._sides()
         layers = list(self._known.layers) if self._known else self._layers()
         self._tables(settings, sides, layers)

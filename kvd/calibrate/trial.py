@@ -83,9 +83,9 @@ def transplant(means: Means, layout: KVLayout, material: Material, native: Prefi
             for piece, start in zip(into, _starts(into), strict=True):
                 held = pieces(native.sequence.block_table, size, start, start + piece.rows)
                 taken = [have.plain(one) for one in held]
-                write(want, [piece], taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=-2))
+                write(cache.pool, want, [piece], taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=-2))
                 del taken
-            mx.eval(want.parts)
+            cache.pool.evaluate()
     sequence.advance(material.prefix)
     return Prefilled(cache, sequence, 0, 0, 0.0)
 

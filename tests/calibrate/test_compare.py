@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from kvd.calibrate.compare import Reference
+from kvd.calibrate.compare import NotFinite, Reference
 
 ROWS, VOCAB = 150, 40
 
@@ -51,6 +51,17 @@ def test_half_precision_logits_are_compared_in_float32() -> None:
     reference = Reference.of(native, [i % VOCAB for i in range(ROWS)], None)
     assert reference.logprobs.dtype == mx.float32
     assert reference.quality(native).kld_mean == 0.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_no_small_divergence(bad: float) -> None:
+    native, broken = mx.array(logits(1)), mx.array(logits(1))
+    broken[70, 3] = bad
+    reference = Reference.of(native, [i % VOCAB for i in range(ROWS)], None)
+    with pytest.raises(NotFinite):
+        reference.quality(broken)
+    with pytest.raises(NotFinite):
+        Reference.of(broken, [i % VOCAB for i in range(ROWS)], None)
 
 
 def test_the_last_positions_are_the_last_ones() -> None:

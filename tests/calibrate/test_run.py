@@ -154,6 +154,19 @@ def test_a_preset_that_does_not_fit_is_left_out_and_said() -> None:
     assert "k8v8g64 left out: K in groups of 64: the head size 32" in found.warnings[0]
 
 
+def test_a_preset_whose_logits_are_no_numbers_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = trial.window
+
+    def broken(means: Means, filled: Any, tokens: Any, passes: int = 1) -> mx.array:
+        out = real(means, filled, tokens, passes)
+        return out * float("nan") if filled.cache.layout.describe().count("6g32") == 4 else out
+
+    monkeypatch.setattr(trial, "window", broken)
+    found = calibrate(["k8v8", "k6v6"])
+    assert "k6v6" not in [item.name for item in found.settings]
+    assert found.warnings == ("k6v6 left out: the model's logits are not finite",)
+
+
 def test_the_best_is_the_smallest_that_passes_or_the_closest_within_a_budget() -> None:
     items = [setting("native", 400, GOOD), setting("k8v8", 130, GOOD), setting("k8v4", 100, GOOD),
              setting("k4v4", 70, BAD)]  # fmt: skip

@@ -9,7 +9,6 @@ from kvd.config import Config
 from kvd.front.reload import limits
 from kvd.home import Home
 from kvd.messages import CommittedItem, ToWorker, Written
-from kvd.store import mount
 from kvd.store.base import Found, Limits, Refusal, Reservation
 from kvd.store.departed import Departure
 
@@ -55,7 +54,8 @@ class Asker(Protocol):
 def open_store(config: Config) -> Store:
     """The store of this configuration, for its one owner. Raises StoreError: in use (details: pid), its disk is not
     mounted, the folder cannot be used."""
-    from kvd.store.store import Store  # late: `status` is answered before LMDB is loaded
+    from kvd.store import mount  # late: `status` is answered before LMDB is loaded
+    from kvd.store.store import Store
 
     root, memory = str(config.store_path), Home(config.home).run / DISK
     mount.check(root, memory)

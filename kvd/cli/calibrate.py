@@ -77,7 +77,8 @@ def _keep(folder: Path, found: Calibration, fresh: bool) -> str:
     except ValueError:
         there = None
     if there is not None and there.identity == found.identity and there.tokens > found.tokens and not fresh:
-        return f"not kept: {folder / result.FILE} is over {there.tokens:,} tokens (--fresh replaces it)"
+        which = f"{folder / result.FILE} is over {there.tokens:,} tokens"
+        return f"not kept, auto goes by the longer measurement: {which} (--fresh replaces it)"
     return f"kept in {result.save(folder, found)}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from kvd.cache.layout import Part
 
 ALL_PARTS = slice(None)
+Opened = AbstractContextManager[list[memoryview]]
 
 
 def address(array: mx.array) -> int:
@@ -50,18 +52,10 @@ def addressable() -> bool:
     return bool(address(trial) == first and trial[0, 0, 0, 0].item() == 5 and trial[0, 1, 3, 31].item() == 1)
 
 
-class Generation:
-    """A set of buffers (`[1, heads, height, width]` each) and how many handles on other threads use them.
+class Handles:
+    """How many handles on other threads use something."""
 
-    It refers to the same array objects as its owner, so updates stay in place; once the owner has replaced those
-    (the pool grew), it alone keeps the old buffers alive.
-    """
-
-    def __init__(self, arrays: Sequence[mx.array], height: int) -> None:
-        self.arrays = list(arrays)
-        self.height = height
-        self._addresses = [address(array) for array in arrays]
-        self._views = [window(at, array.nbytes) for at, array in zip(self._addresses, arrays, strict=True)]
+    def __init__(self) -> None:
         self._handles = 0
         self._lock = threading.Lock()
 
@@ -77,6 +71,29 @@ class Generation:
         with self._lock:
             self._handles -= 1
 
+
+class Generation(Handles):
+    """A set of buffers (`[1, heads, height, width]` each) and how many handles on other threads use them.
+
+    It refers to the same array objects as its owner, so updates stay in place; once the owner has replaced those
+    (the pool grew), it alone keeps the old buffers alive.
+    """
+
+    def __init__(self, arrays: Sequence[mx.array], height: int) -> None:
+        super().__init__()
+        self.arrays = list(arrays)
+        self.height = height
+        self._addresses = [address(array) for array in arrays]
+        self._views = [window(at, array.nbytes) for at, array in zip(self._addresses, arrays, strict=True)]
+
+    def reading(self, parts: Sequence[Part], first: int, rows: int, which: slice = ALL_PARTS) -> Opened:
+        """`windows`, while the context is open."""
+        return nullcontext(self.windows(parts, first, rows, which))
+
+    def writing(self, parts: Sequence[Part], first: int, rows: int, which: slice = ALL_PARTS) -> Opened:
+        """`windows`, to be filled while the context is open."""
+        return nullcontext(self.windows(parts, first, rows, which))
+
     def windows(self, parts: Sequence[Part], first: int, rows: int, which: slice = ALL_PARTS) -> list[memoryview]:
         """Rows [first, first + rows) of the parts in `which`, head by head: the order of a shard."""
         found: list[memoryview] = []
@@ -90,27 +107,29 @@ class Generation:
 class HostBlock:
     """Bytes of one block's first rows, in the order of a shard: part by part, head by head.
 
-    `buffers` may be read (a landing's also written) on any thread until `release`, which any thread may call, once.
+    `buffers` may be read on any thread until `release`, which any thread may call, once. Where the host cannot address
+    them, the first call of `buffers` copies them.
     """
 
-    def __init__(self, buffers: list[memoryview], on_release: Callable[[], None], keep: Generation) -> None:
-        self._buffers = buffers
+    def __init__(self, opened: Opened, on_release: Callable[[], None]) -> None:
+        self._opened = ExitStack()
+        self._source: Opened | None = opened
+        self._buffers: list[memoryview] = []
         self._on_release: Callable[[], None] | None = on_release
-        self._keep: Generation | None = keep
         self._lock = threading.Lock()
 
     def buffers(self) -> list[memoryview]:
-        return self._buffers
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers)
+        with self._lock:
+            if self._source is not None:
+                self._buffers, self._source = self._opened.enter_context(self._source), None
+            return self._buffers
 
     def release(self) -> None:
         """The bytes are no longer needed. A second call does nothing."""
         with self._lock:
             done, self._on_release = self._on_release, None
-            self._buffers, self._keep = [], None
+            self._buffers, self._source = [], None
+            self._opened.close()
         if done is not None:
             done()
 

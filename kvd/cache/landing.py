@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from kvd.cache.chain import Chain, next_chain
-from kvd.cache.hostmem import ALL_PARTS
+from kvd.cache.hostmem import ALL_PARTS, Opened
 from kvd.cache.pool import KVPool
 from kvd.cache.results import Published
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BlockLanding:
-    """Fill `buffers(rows)` on any thread, then `accept` or `reject` on the mlx thread, once.
+    """Fill what `writing(rows)` opens on any thread, then `accept` or `reject` on the mlx thread, once.
 
     The sequence waits for its landings in order; one that it no longer waits for publishes all the same.
     """
@@ -34,7 +35,8 @@ class BlockLanding:
         self._before = before
         self._parent = sequence.chain if before is None else None
         self._cache.manager.hold(block)
-        target = InPlaceTarget if self._cache.pool.host_addressable else StagedTarget
+        pool = self._cache.pool
+        target = InPlaceTarget if pool.host_addressable or pool.copier is not None else StagedTarget
         self._target = target(self._cache.pool, block)
 
     @property
@@ -47,9 +49,10 @@ class BlockLanding:
         """Whether passes may read settled parts in the pool: it has not grown since, or the bytes are staged."""
         return self._target.usable
 
-    def buffers(self, rows: int | None = None, parts: slice = ALL_PARTS) -> list[memoryview]:
-        """Writable windows for a block of `rows` rows (default: full), part by part, head by head, as in its shard."""
-        return self._target.buffers(self._cache.block_size if rows is None else rows, parts)
+    def writing(self, rows: int | None = None, parts: slice = ALL_PARTS) -> Opened:
+        """Windows for a block of `rows` rows (default: full), part by part, head by head, as in its shard. What is in
+        them when the context is left without an error counts."""
+        return self._target.writing(self._cache.block_size if rows is None else rows, parts)
 
     def settle(self, rows: int, parts: slice) -> None:
         """These parts of `rows` rows are in the buffers: bring them into the pool now, ahead of `accept`."""
@@ -100,7 +103,7 @@ class BlockLanding:
 
 
 class InPlaceTarget:
-    """Windows on the pool's own rows."""
+    """The pool's own rows: windows on them, or copies to them by the device."""
 
     def __init__(self, pool: KVPool, block: int) -> None:
         self._pool, self._block = pool, block
@@ -110,8 +113,8 @@ class InPlaceTarget:
     def usable(self) -> bool:
         return self._pool.current(self._generation)
 
-    def buffers(self, rows: int, parts: slice) -> list[memoryview]:
-        return self._pool.windows(self._generation, self._block, rows, parts)
+    def writing(self, rows: int, parts: slice) -> Opened:
+        return self._pool.writing(self._generation, self._block, rows, parts)
 
     def settle(self, rows: int, parts: slice) -> None:
         """They are where they belong."""
@@ -138,8 +141,8 @@ class StagedTarget:
     def usable(self) -> bool:
         return True
 
-    def buffers(self, rows: int, parts: slice) -> list[memoryview]:
-        return self._pool.staged_windows(self._staging, rows, parts)
+    def writing(self, rows: int, parts: slice) -> Opened:
+        return nullcontext(self._pool.staged_windows(self._staging, rows, parts))
 
     def settle(self, rows: int, parts: slice) -> None:
         self._pool.put(self._block, self._staging.arrays, rows, parts)

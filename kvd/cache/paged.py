@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from kvd.cache.blocks import BlockManager
 from kvd.cache.forward import forward
@@ -102,25 +103,31 @@ class PagedCache:
     def host_rows(self, published: Published, copy: bool | None = None) -> HostBlock | None:
         """The bytes of a published block for a writer thread; None where it is gone already.
 
-        Full blocks are pinned and read in place where the host can address the pool; a partial tail is copied
+        Full blocks are pinned, and read where they are when their bytes are asked for; a partial tail is copied at once
         (copy=None), since the next turn is likely to write right behind the match inside it.
         """
         self.assert_owner()
         entry = published.entry
         if entry.block is None:
             return None
-        block, rows = entry.block, len(entry.tokens)
-        if copy or (copy is None and not entry.full) or not self.pool.host_addressable:
-            private = self.pool.copy_rows(block, rows)
-            return HostBlock(self.pool.staged_windows(private, rows), private.arrays.clear, private)
-        generation = self.pool.acquire()
+        block, rows, pool = entry.block, len(entry.tokens), self.pool
+        copied = not entry.full if copy is None else copy
+        if pool.copier is None and (copied or not pool.host_addressable):
+            private = pool.copy_rows(block, rows)
+            return HostBlock(nullcontext(pool.staged_windows(private, rows)), private.arrays.clear)
+        generation = pool.acquire()
+        opened = pool.reading(generation, block, rows)
+        if copied:
+            handle = HostBlock(opened, generation.drop)
+            handle.buffers()
+            return handle
         self.manager.pin(block)
 
         def release() -> None:
             generation.drop()
             self._released.append(block)
 
-        return HostBlock(self.pool.windows(generation, block, rows), release, generation)
+        return HostBlock(opened, release)
 
     # --- room
 

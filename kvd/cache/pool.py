@@ -10,11 +10,15 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from kvd.cache.hostmem import ALL_PARTS, Generation, addressable
+from kvd.cache.devicemem import DeviceGeneration, copier
+from kvd.cache.hostmem import ALL_PARTS, Generation, Opened, addressable
+from kvd.cache.inplace import Item, assign, launch
+from kvd.cache.kernel import available
 from kvd.cache.layout import KVLayout, Part
 from kvd.cache.placement import Move
 from kvd.cache.side import Side
 
+Buffers = Generation | DeviceGeneration
 Parts = tuple[mx.array, ...]
 """One side of a layer: (rows,) native, or (words, scales, biases) quantised."""
 STAGING_KEPT = 8
@@ -30,12 +34,17 @@ class KVPool:
         self.blocks = blocks
         self.parts: tuple[Part, ...] = layout.parts
         self.host_addressable = addressable()
+        self.copier = copier()
+        """copies between the device and the host, where those have memory of their own"""
+        self.launches = available()
+        """whether rows are written by a kernel; else as operations of mlx"""
+        self._assigned: list[mx.array] = []
         self.arrays = [_zeros(part, blocks * block_size) for part in self.parts]
         mx.eval(self.arrays)
         self._index()
-        self._retired: list[Generation] = []
+        self._retired: list[Buffers] = []
         self._staging: list[Generation] = []
-        self._generation: Generation | None = None
+        self._generation: Buffers | None = None
 
     # --- sizes
 
@@ -58,14 +67,17 @@ class KVPool:
 
     # --- rows
 
+    def write(self, items: Sequence[Item]) -> None:
+        """Bring rows into arrays of the pool, in place; what reads those from now on sees them."""
+        self._assigned = (launch if self.launches else assign)(items)
+
     def execute(self, moves: Sequence[Move]) -> None:
         """Copy blocks, in order. Each is gathered and evaluated first, so that no view pins the pool."""
         size = self.block_size
         for move in moves:
             taken = self._taken(self.arrays, move.src, move.rows)
-            for array, part in zip(self.arrays, taken, strict=True):
-                array[..., move.dst * size : move.dst * size + move.rows, :] = part
-            mx.eval(self.arrays)
+            self.write([(array, move.dst * size, part) for array, part in zip(self.arrays, taken, strict=True)])
+            self.evaluate()
 
     def grow(self, blocks: int) -> bool:
         """Enlarge to `blocks`, one array at a time; buffers in use by other threads live until they let go.
@@ -104,24 +116,34 @@ class KVPool:
         self._retired = [old for old in self._retired if old.handles]
 
     def evaluate(self) -> None:
-        """Run every pending update."""
-        mx.eval(self.arrays)
+        """Run every pending update; wait for those of steps in line as well, where other threads reach the device."""
+        mx.eval(self.arrays, self._assigned)
+        if self.copier is not None:
+            mx.synchronize()
 
     # --- host bytes
 
-    def acquire(self) -> Generation:
+    def acquire(self) -> Buffers:
         """The current buffers, evaluated, counted as in use by one more handle."""
-        mx.eval(self.arrays)
+        self.evaluate()
         if self._generation is None:
-            self._generation = Generation(self.arrays, self.blocks * self.block_size)
+            height = self.blocks * self.block_size
+            if self.copier is not None:
+                self._generation = DeviceGeneration(self.arrays, height, self.copier)
+            else:
+                self._generation = Generation(self.arrays, height)
         self._generation.acquire()
         return self._generation
 
-    def windows(self, generation: Generation, block: int, rows: int, parts: slice = ALL_PARTS) -> list[memoryview]:
-        """A block's first rows in these buffers: one window per part and head, without a copy."""
-        return generation.windows(self.parts, block * self.block_size, rows, parts)
+    def reading(self, generation: Buffers, block: int, rows: int) -> Opened:
+        """A block's first rows in these buffers, for other threads: a window per part, or per part and head."""
+        return generation.reading(self.parts, block * self.block_size, rows)
 
-    def current(self, generation: Generation) -> bool:
+    def writing(self, generation: Buffers, block: int, rows: int, parts: slice = ALL_PARTS) -> Opened:
+        """As `reading`, to be filled."""
+        return generation.writing(self.parts, block * self.block_size, rows, parts)
+
+    def current(self, generation: Buffers) -> bool:
         """Whether these are still the pool's buffers: it has not grown since."""
         return generation is self._generation
 
@@ -145,15 +167,15 @@ class KVPool:
     def put(self, block: int, staged: Sequence[mx.array], rows: int, parts: slice = ALL_PARTS) -> None:
         """Bring staged rows of some parts into the pool. The staging buffers may be used again when this returns."""
         start = block * self.block_size
-        for array, part in zip(self.arrays[parts], staged[parts], strict=True):
-            array[..., start : start + rows, :] = part[..., :rows, :]
-        mx.eval(self.arrays[parts])
+        pairs = zip(self.arrays[parts], staged[parts], strict=True)
+        self.write([(array, start, part[..., :rows, :]) for array, part in pairs])
+        self.evaluate()
 
     def zero(self, block: int) -> None:
         """Wipe what a failed restore left: bytes that happen to be NaN would spoil products that mask them."""
         self.put(block, [_zeros(part, self.block_size) for part in self.parts], self.block_size)
 
-    def carry_over(self, generation: Generation, block: int, rows: int) -> None:
+    def carry_over(self, generation: Buffers, block: int, rows: int) -> None:
         """Rows that were written into older buffers while the pool grew: bring them into the current ones."""
         if not self.current(generation):
             self.put(block, self._taken(generation.arrays, block, rows), rows)

@@ -67,16 +67,16 @@ class CachedSequence:
         at, inside = divmod(self.rows, self.cache.block_size)
         if inside and not self.cache.manager.writable(self._table[at], inside):
             return 0
-        return len(self._table) * self.cache.block_size - self.rows
+        return (self._landings[0].index if self._landings else len(self._table)) * self.cache.block_size - self.rows
 
     # --- growing
 
     def reserve(self, n: int) -> None:
         """Capacity for n further rows, private to this sequence. Raises PoolFull; then nothing has changed."""
         self.cache.assert_owner()
-        assert not self.closed and not self._landings
         if n <= self.spare:
             return
+        assert not self.closed and not self._landings
         manager, size = self.cache.manager, self.cache.block_size
         at, inside = divmod(self.rows, size)
         more = max(0, -(-(self.rows + n) // size) - len(self._table))
@@ -186,9 +186,9 @@ class CachedSequence:
 
     # --- restoring from the store
 
-    def landing(self, blocks: int) -> list[BlockLanding]:
-        """Private blocks for the next `blocks` blocks of the prompt, to be filled from the store, in order.
-
+    def landing(self, blocks: int, behind: int = 0) -> list[BlockLanding]:
+        """Private blocks for `blocks` blocks of the prompt, to be filled from the store, in order, behind private room
+        for the next `behind`, which are computed before any landing is decided.
         Needs `rows` at a block border. Rows become valid as landings are accepted in sequence; a rejected one, and
         everything behind it, is a miss. Raises PoolFull; then nothing has changed.
         """
@@ -196,8 +196,8 @@ class CachedSequence:
         size = self.cache.block_size
         assert self.rows % size == 0 and not self._landings and not self.closed
         self._cut(self.rows // size)
-        self.lengthen(blocks)
-        for index in range(self.rows // size, len(self._table)):
+        self.lengthen(behind + blocks)
+        for index in range(self.rows // size + behind, len(self._table)):
             before = self._landings[-1] if self._landings else None
             self._landings.append(BlockLanding(self, index, self._table[index], before))
         return list(self._landings)

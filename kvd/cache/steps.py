@@ -89,14 +89,13 @@ class SingleStep:
         if self._native and len(self._read) == 1 and len(self._written) == 1:
             (k,), (v,) = pool.k[layer].parts, pool.v[layer].parts
             start, stop, first = self._written[0].start, self._written[0].stop, self._read[0].start
-            k[..., start:stop, :] = keys
-            v[..., start:stop, :] = values
+            pool.write([(k, start, keys), (v, start, values)])
             return k[..., first:stop, :], v[..., first:stop, :]
         return self._side(pool.k[layer], keys), self._side(pool.v[layer], values)
 
     def _side(self, side: Side, rows: mx.array) -> mx.array:
         if self._written:
-            write(side, self._written, rows)
+            write(self._pool, side, self._written, rows)
         views = [side.view(piece) for piece in self._read]
         if len(views) == 1:
             return side.dequantize(views[0])
@@ -138,13 +137,15 @@ class PausedStep:
         return self._step.fetch(layer, keys, values)
 
 
-def write(side: Side, written: Sequence[Piece], rows: mx.array) -> None:
+def write(pool: KVPool, side: Side, written: Sequence[Piece], rows: mx.array) -> None:
     """Bring new rows into the pool, in place."""
+    items = []
     for array, part in zip(side.parts, side.quantize(rows), strict=True):
         at = 0
         for piece in written:
-            array[..., piece.start : piece.stop, :] = part[..., at : at + piece.rows, :]
+            items.append((array, piece.start, part[..., at : at + piece.rows, :]))
             at += piece.rows
+    pool.write(items)
 
 
 class BundledStep:
@@ -175,12 +176,13 @@ class BundledStep:
         return handle, handle
 
     def _write(self, side: Side, rows: mx.array) -> None:
+        items = []
         for array, part in zip(side.parts, side.quantize(rows), strict=True):
-            if len(self._written) > SCATTER_FROM:
+            if len(self._written) > SCATTER_FROM and not self._pool.launches:
                 array[..., self._scattered, :] = part.transpose(2, 1, 0, 3)
-                continue
-            for i, piece in enumerate(self._written):
-                array[..., piece.start : piece.stop, :] = part[i : i + 1]
+            else:
+                items += [(array, piece.start, part[i : i + 1]) for i, piece in enumerate(self._written)]
+        self._pool.write(items)
 
     def _attend(self, k: Side, v: Side, queries: mx.array, scale: float) -> mx.array:
         outs = []

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,11 +48,12 @@ def layer_groups(layout: KVLayout, block_size: int, nbytes: int | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One shard to read. `into(tensors)`: memory of those tensors, in order, that nothing else touches until then."""
+    """One shard to read. `into(tensors)` opens memory of those tensors, in order, that nothing else touches; what is in
+    it when that is left without an error counts."""
 
     entry: Entry
     expected: Expected
-    into: Callable[[slice], Sequence[memoryview]]
+    into: Callable[[slice], AbstractContextManager[Sequence[memoryview]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,9 @@ class Arrival:
             if parsed is None:
                 parsed = open_shard(files, path, order.expected, size=entry.size, checksum=entry.checksum)
                 self._parsed[block] = parsed
-            views = order.into(tensors)
-            read_tensors(files, path, parsed, tensors.start, views)
+            with order.into(tensors) as views:
+                read_tensors(files, path, parsed, tensors.start, views)
+                nbytes = sum(view.nbytes for view in views)
         except ShardDamaged as problem:
             return Failure(problem.reason, damaged=True)
         except FileNotFoundError:
@@ -115,7 +118,7 @@ class Arrival:
         except OSError:
             return Failure(READ_FAILED)
         with self._news:
-            self.nbytes += sum(view.nbytes for view in views)
+            self.nbytes += nbytes
         return None
 
     # --- the engine

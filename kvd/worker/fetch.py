@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from kvd.cache.landing import BlockLanding
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match
+from kvd.cache.sequence import CachedSequence
 from kvd.messages import BadShard, Entry, LookedUp, Touched
 from kvd.store.shard import Expected, ShardDamaged, read_header
 from kvd.worker.arrival import VANISHED, Arrival, Order, layer_groups
 from kvd.worker.outbox import Outbox
 from kvd.worker.patience import STILL_S, Patience
-from kvd.worker.planner import Rates, recompute_is_cheaper
+from kvd.worker.planner import Rates, meet
 from kvd.worker.request import Choice
 from kvd.worker.restore import Readers
 from kvd.worker.scheduler import Stage
@@ -28,6 +30,10 @@ class Restore:
     """One prefix on its way. A pass may begin over it when its first layers are there: it is `Arriving`."""
 
     choice: Choice
+    seq: CachedSequence
+    """the choice's, as long as it waits for this"""
+    start: int
+    """rows before the first entry: those that are not there yet are computed meanwhile"""
     entries: Sequence[Entry]
     landings: Sequence[BlockLanding]
     rows: int
@@ -44,10 +50,20 @@ class Restore:
     def ready(self) -> bool:
         """Whether a pass over what is not there yet can begin now."""
         return (
-            not self.given_up and self.choice.stage is Stage.LOADING and self.arrival.there(0)
+            not self.given_up and self.awaited and self.choice.stage is Stage.LOADING and self.arrival.there(0)
             and not self.arrival.done and self.arrival.remaining_s <= STILL_S
             and all(landing.usable for landing in self.landings)
         )  # fmt: skip
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the choice still goes on with this."""
+        return self.choice.seq is self.seq
+
+    @property
+    def over(self) -> bool:
+        """Whether everything was read, and what lies before it computed if anybody still waits."""
+        return self.arrival.done and (not self.awaited or self.seq.rows == self.start)
 
     def there(self, layer: int) -> bool:
         return self.arrival.there(layer)
@@ -77,8 +93,8 @@ class Restore:
 
 
 class Fetcher:
-    """`finished(choice, reason, lost)` is called when nothing more comes for a choice: reason names the first failure
-    ("" if none), lost the chains that did not come from there on."""
+    """`finished(choice, reason, lost)` is called when nothing more comes for a choice (None: it went on without):
+    reason names the first failure ("" if none), lost the chains that did not come from there on."""
 
     def __init__(
         self,
@@ -88,8 +104,10 @@ class Fetcher:
         outbox: Outbox,
         rates: Rates,
         patience: Patience,
-        finished: Callable[[Choice, str, Sequence[bytes]], None],
+        finished: Callable[[Choice | None, str, Sequence[bytes]], None],
+        chunk: int,
     ) -> None:
+        """chunk: rows per prefill step."""
         self._cache = cache
         self._layout = layout
         self._readers = readers
@@ -98,6 +116,7 @@ class Fetcher:
         self._patience = patience
         self._finished = finished
         self._groups = layer_groups(layout, cache.block_size)
+        self._grid = lcm(chunk, cache.block_size)
         self._open: dict[Arrival, Restore] = {}
 
     def gain(self, match: Match, found: LookedUp) -> int:
@@ -109,13 +128,19 @@ class Fetcher:
         """Leading tokens that the store has."""
         return len(found.hits) * self._cache.block_size + found.child_rows
 
-    def worth(self, match: Match, found: LookedUp) -> bool:
-        """False: by what has been measured, computing these rows is faster than reading them."""
+    def computed(self, match: Match, found: LookedUp, *, both: bool) -> int:
+        """Up to which row computing is faster than reading, by what has been measured: at least the match's full
+        blocks, at most what a restore would give. both: reading and computing may go on at once."""
+        size, last = self._cache.block_size, self.rows(found)
         missing = _missing(match, found)
-        return not recompute_is_cheaper(
-            self._rates, len(match.blocks) * self._cache.block_size, self.gain(match, found),
-            sum(entry.size for entry in missing),
-        )  # fmt: skip
+        start = row = len(match.blocks) * size
+        nbytes = sum(entry.size for entry in missing)
+        cuts = [(start, nbytes)]
+        for entry in missing:
+            row, nbytes = row + size, nbytes - entry.size
+            if row % self._grid == 0 and row < last:
+                cuts.append((row, nbytes))
+        return meet(self._rates, start, [*cuts, (last, 0)], both)
 
     def stored_token(self, found: LookedUp, ahead: int) -> int | None:
         """The token with which the store's best child leaves a prompt that goes on for `ahead` tokens behind the hits;
@@ -127,22 +152,25 @@ class Fetcher:
         except (ShardDamaged, OSError):
             return None
 
-    def start(self, choice: Choice, match: Match, found: LookedUp) -> None:
-        """Reserve landings behind the match's full blocks (the choice's sequence holds them) and order their reads.
-        Raises PoolFull; then nothing has changed."""
-        assert choice.seq is not None
-        entries = _missing(match, found)
-        landings = choice.seq.landing(len(entries))
+    def start(self, choice: Choice, match: Match, found: LookedUp, start: int) -> None:
+        """Reserve landings behind row `start`, a border of blocks, and order their reads. The choice's sequence holds
+        the match's full blocks and has room for the rows between. Raises PoolFull; then nothing has changed."""
+        seq, size = choice.seq, self._cache.block_size
+        assert seq is not None
+        computed = start // size - len(match.blocks)
+        entries = _missing(match, found)[computed:]
+        landings = seq.landing(len(entries), computed)
         self._cache.pool.evaluate()  # a step in line may still write a row of a block that has just become free
-        first, size = len(match.blocks), self._cache.block_size
         child_rows = found.child_rows if found.child is not None else 0
         rows = self.rows(found)
         orders = [
-            self._order(choice, entry, landing, (first + at) * size, rows)
+            self._order(choice, entry, landing, start + at * size, rows)
             for at, (entry, landing) in enumerate(zip(entries, landings, strict=True))
         ]
         arrival = Arrival(orders, self._groups, self._patience.news, each=landings[0].staged)
-        self._open[arrival] = Restore(choice, entries, landings, rows, child_rows, arrival, self._patience, self._end)
+        self._open[arrival] = Restore(
+            choice, seq, start, entries, landings, rows, child_rows, arrival, self._patience, self._end
+        )
         self._readers.submit(arrival)
 
     def _order(self, choice: Choice, entry: Entry, landing: BlockLanding, start: int, stop: int) -> Order:
@@ -150,7 +178,7 @@ class Fetcher:
         known = choice.target[start : min(start + entry.tokens, stop)]
         specs = tensor_specs(self._layout, entry.tokens)
         expected = Expected(choice.request.namespace, entry.chain, entry.parent, known, start, specs)
-        return Order(entry, expected, lambda tensors: landing.buffers(entry.tokens, tensors))
+        return Order(entry, expected, lambda tensors: landing.writing(entry.tokens, tensors))
 
     def told(self, arrival: Arrival) -> None:
         """Some of an arrival has come, or failed."""
@@ -158,7 +186,11 @@ class Fetcher:
         if restore is None:
             return  # a pass has taken it
         restore.settle()
-        if arrival.done:
+
+    def collect(self) -> None:
+        """End the restores that are over."""
+        for restore in [one for one in self._open.values() if one.over]:
+            restore.settle()
             self._end(restore, False)
 
     def ready(self) -> Restore | None:
@@ -187,11 +219,9 @@ class Fetcher:
             self._outbox.tell(Touched(space, used_chains))
         self._rates.restored(arrival.nbytes, arrival.seconds)
         first = min(arrival.failures, default=None)
-        if first is None:
-            self._finished(choice, "", ())
-        else:
-            lost = tuple(entry.chain for entry in restore.entries[first:])
-            self._finished(choice, arrival.failures[first].reason, lost)
+        reason = arrival.failures[first].reason if first is not None else ""
+        lost = tuple(entry.chain for entry in restore.entries[first:]) if first is not None else ()
+        self._finished(choice if restore.awaited else None, reason, lost)
 
 
 def _missing(match: Match, found: LookedUp) -> list[Entry]:

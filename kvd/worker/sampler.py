@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Final, cast
 
 import mlx.core as mx
 from mlx_lm import sample_utils
@@ -20,6 +20,8 @@ from kvd.worker.params import Sampling
 
 _ALL = 1 << 30
 """context of the penalties: the whole sequence, not mlx-lm's last 20 tokens"""
+KEYS: Final = 64
+"""random keys made at once"""
 
 
 @dataclass(slots=True)
@@ -34,6 +36,10 @@ class Drawer:
     prompt: Sequence[int] = ()
     output: list[int] = field(default_factory=list)
     grammar: Grammar | None = None
+    _keys: tuple[int, mx.array] | None = field(default=None, repr=False)
+    """keys of the KEYS positions from KEYS times the first number on: bringing numbers to a GPU takes half a
+    millisecond, one or many"""
+    _bias: tuple[mx.array, mx.array] | None = field(default=None, repr=False)
 
     def accept(self, token: int) -> None:
         """The token was drawn."""
@@ -51,8 +57,23 @@ class Drawer:
 
     def key(self, ahead: int) -> mx.array:
         """The random key of the draw `ahead` of the next: a hash of seed, choice and position."""
-        text = f"{self.sampling.seed}/{self.choice}/{len(self.output) + ahead}".encode()
-        return mx.random.key(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
+        turn, at = divmod(len(self.output) + ahead, KEYS)
+        if self._keys is None or self._keys[0] != turn:
+            self._keys = turn, mx.array([self._words(turn * KEYS + n) for n in range(KEYS)], dtype=mx.uint32)
+        return self._keys[1][at]
+
+    def bias(self) -> tuple[mx.array, mx.array]:
+        """Ids and amounts of the logit bias."""
+        if self._bias is None:
+            ids, amounts = zip(*self.sampling.logit_bias, strict=True)
+            self._bias = mx.array(ids), mx.array(amounts)
+        return self._bias
+
+    def _words(self, position: int) -> tuple[int, int]:
+        """The two words of a key, as `mx.random.key` makes them of a number."""
+        text = f"{self.sampling.seed}/{self.choice}/{position}".encode()
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+        return number >> 32, number & 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +143,8 @@ def _processed(row: mx.array, drawer: Drawer) -> mx.array:
     sampling = drawer.sampling
     if not sampling.plain:
         if sampling.logit_bias:
-            ids, amounts = zip(*sampling.logit_bias, strict=True)
-            row = row.at[:, mx.array(ids)].add(mx.array(amounts).astype(row.dtype))
+            ids, amounts = drawer.bias()
+            row = row.at[:, ids].add(amounts.astype(row.dtype))
         if sampling.repetition_penalty != 1.0:
             seen = mx.array([*drawer.prompt, *drawer.output], dtype=mx.int32)
             row = sample_utils.make_repetition_penalty(sampling.repetition_penalty, _ALL)(seen, row)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -15,8 +16,12 @@ from mlx_lm.utils import load_model
 
 from kvd.cache import precision
 from kvd.cache.chain import Chain, namespace
+from kvd.cache.devicemem import Copier
+from kvd.cache.hostmem import ALL_PARTS, address
 from kvd.cache.inspection import inspect_layout
+from kvd.cache.landing import BlockLanding
 from kvd.cache.paged import CachedSequence, PagedCache, forward
+from tests.cache.driver import FakeDriver
 from tests.tiny import Family, tiny_model
 
 BLOCK = 8
@@ -35,6 +40,37 @@ def new_cache(
 ) -> PagedCache:
     layout = precision.apply(inspect_layout(net), kv)
     return PagedCache(layout, BLOCK, blocks, initial_blocks=initial or blocks, namespace=SPACE, **options)
+
+
+DEVICES = ("in place", "copied", "staged")
+"""How bytes get into and out of a pool: the host addresses it, the device copies, mlx moves them."""
+
+
+def device_of(kind: str, monkeypatch: Any) -> str:
+    """Pools of this kind of device from now on."""
+    if kind != "in place":
+        monkeypatch.setattr("kvd.cache.pool.addressable", lambda: False)
+    if kind == "copied":
+        copies = Copier(FakeDriver())
+        monkeypatch.setattr("kvd.cache.pool.copier", lambda: copies)
+        monkeypatch.setattr("kvd.cache.devicemem.addresses", lambda arrays: [address(array) for array in arrays])
+    return kind
+
+
+def saved(cache: PagedCache, entry: Any) -> list[bytes]:
+    """Bytes of a stored block, a row of one head after the other, part by part: the same on every kind of device."""
+    with cache.host_rows(SimpleNamespace(entry=entry)) as handle:  # type: ignore[arg-type,union-attr]
+        return [bytes(buffer) for buffer in handle.buffers()]
+
+
+def fill(landing: BlockLanding, source: Sequence[bytes], rows: int | None = None, parts: slice = ALL_PARTS) -> None:
+    """Bring the bytes of `saved` into a landing, however its windows are cut."""
+    joined, at = b"".join(source), 0
+    with landing.writing(rows, parts) as windows:
+        assert sum(window.nbytes for window in windows) == len(joined)
+        for window in windows:
+            window[:] = joined[at : at + window.nbytes]
+            at += window.nbytes
 
 
 def prompt(length: int, seed: int = 0, vocab: int = 500) -> list[int]:

@@ -9,28 +9,39 @@ import pytest
 from kvd.cache.ahead import outlook
 from kvd.cache.hostmem import address
 from kvd.cache.paged import forward
-from tests.cache.support import BLOCK, ask, model, new_cache, prefill, prompt, same, step, stock_logits
+from tests.cache.support import (
+    BLOCK,
+    DEVICES,
+    ask,
+    device_of,
+    fill,
+    model,
+    new_cache,
+    prefill,
+    prompt,
+    same,
+    saved,
+    step,
+    stock_logits,
+)  # fmt: skip
 
 LAYERS = 5
 
 
-@pytest.fixture(params=["in place", "staged"])
+@pytest.fixture(params=DEVICES)
 def addressable(request, monkeypatch):
-    if request.param == "staged":
-        monkeypatch.setattr("kvd.cache.pool.addressable", lambda: False)
-    return request.param
+    return device_of(request.param, monkeypatch)
 
 
 def stored(net, tokens, kv):
-    """(tokens, chain, parent, bytes of each part) of every block of a prompt."""
+    """(tokens, chain, parent, bytes) of every block of a prompt."""
     cache = new_cache(net, kv=kv)
     _, sequence, _ = ask(net, cache, tokens)
     sequence.tail()
     match = cache.match(tokens)
     found = []
     for entry in [*match.blocks, *([match.child] if match.child else [])]:
-        with cache.host_rows(type("P", (), {"entry": entry})()) as handle:
-            found.append((entry.tokens, entry.chain, entry.parent, [bytes(buffer) for buffer in handle.buffers()]))
+        found.append((entry.tokens, entry.chain, entry.parent, b"".join(saved(cache, entry))))
     return found
 
 
@@ -42,10 +53,9 @@ class LayerByLayer:
         self.waited = []
         parts = cache.layout.parts
         self.parts = [[i for i, part in enumerate(parts) if part.layer == layer] for layer in range(LAYERS)]
-        self.heads = [0, *accumulate(part.heads for part in parts)]
-        for landing, block in zip(landings, blocks, strict=True):
-            for buffer in landing.buffers(len(block[0])):
-                buffer[:] = b"\xff" * buffer.nbytes
+        self.starts = [0, *accumulate(part.nbytes(1) for part in parts)]
+        for landing, (tokens, _, _, source) in zip(landings, blocks, strict=True):
+            fill(landing, [b"\xff" * len(source)], len(tokens))
 
     def there(self, layer):
         return layer in self.waited
@@ -54,10 +64,9 @@ class LayerByLayer:
         if layer == self.fails_at:
             raise LookupError(layer)
         which = slice(self.parts[layer][0], self.parts[layer][-1] + 1)
-        for landing, (tokens, _, _, saved) in zip(self.landings, self.blocks, strict=True):
-            rows = saved[self.heads[which.start] : self.heads[which.stop]]
-            for target, source in zip(landing.buffers(len(tokens), which), rows, strict=True):
-                target[:] = source
+        for landing, (tokens, _, _, source) in zip(self.landings, self.blocks, strict=True):
+            first, stop = (self.starts[at] * len(tokens) for at in (which.start, which.stop))
+            fill(landing, [source[first:stop]], len(tokens), which)
             landing.settle(len(tokens), which)
         self.waited.append(layer)
 
@@ -151,9 +160,8 @@ def test_capacity_behind_what_lands_is_kept_or_given_back_with_it():
         assert outlook(sequence, 2 * BLOCK, 20).block_table == sequence.block_table
         assert len(sequence.block_table) == 5
         if good:
-            for landing, (_, _, _, saved) in zip(landings, blocks, strict=True):
-                for target, source in zip(landing.buffers(), saved, strict=True):
-                    target[:] = source
+            for landing, (_, _, _, source) in zip(landings, blocks, strict=True):
+                fill(landing, [source])
             accept(landings, blocks)
         else:
             for landing in landings:

@@ -8,15 +8,28 @@ import pytest
 
 from kvd.cache.hostmem import address
 from kvd.cache.paths import Paths
-from tests.cache.support import BLOCK, ask, finish, model, near, new_cache, prefill, prompt, same, step, stock_logits
+from tests.cache.support import (
+    BLOCK,
+    DEVICES,
+    ask,
+    device_of,
+    fill,
+    finish,
+    model,
+    near,
+    new_cache,
+    prefill,
+    prompt,
+    same,
+    saved,
+    step,
+    stock_logits,
+)  # fmt: skip
 
 
-@pytest.fixture(params=["in place", "staged"])
+@pytest.fixture(params=DEVICES)
 def addressable(request, monkeypatch):
-    """Both kinds of device: one whose memory the host addresses, one where it cannot."""
-    if request.param == "staged":
-        monkeypatch.setattr("kvd.cache.pool.addressable", lambda: False)
-    return request.param
+    return device_of(request.param, monkeypatch)
 
 
 def stored(net, tokens):
@@ -34,23 +47,17 @@ def stored(net, tokens):
     found += [tail.entry] if tail else []
     result = []
     for entry in found:
-        published = type("P", (), {"entry": entry})()
-        with cache.host_rows(published) as handle:
-            assert handle.nbytes == cache.layout.bytes_per_token() * len(entry.tokens)
-            result.append((entry, [bytes(buffer) for buffer in handle.buffers()]))
+        bytes_of = saved(cache, entry)
+        assert sum(map(len, bytes_of)) == cache.layout.bytes_per_token() * len(entry.tokens)
+        result.append((entry, bytes_of))
     return result
-
-
-def fill(landing, saved, rows):
-    for target, source in zip(landing.buffers(rows), saved, strict=True):
-        target[:] = source
 
 
 def restore(cache, sequence, blocks, used=None):
     landings = sequence.landing(len(blocks))
     threads = []
-    for landing, (entry, saved) in zip(landings, blocks, strict=True):
-        threads.append(threading.Thread(target=fill, args=(landing, saved, len(entry.tokens))))
+    for landing, (entry, source) in zip(landings, blocks, strict=True):
+        threads.append(threading.Thread(target=fill, args=(landing, source, len(entry.tokens))))
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -146,15 +153,19 @@ def test_the_pool_may_grow_while_blocks_land_and_while_a_writer_reads(addressabl
     fill(landings[0], blocks[0][1], BLOCK)
     first = landings[0].accept(blocks[0][0].tokens, blocks[0][0].chain)
     handle = cache.host_rows(first)
-    buffers = landings[1].buffers()
+    opened = landings[1].writing()
+    windows = opened.__enter__()
     stranger = prompt(5 * BLOCK, seed=3)
     got, other, _ = ask(net, cache, stranger)
     assert same(got, stock_logits(net, stranger))
     assert cache.stats.blocks_total > 2
-    for target, source in zip(buffers, blocks[1][1], strict=True):
-        target[:] = source
+    at, source = 0, b"".join(blocks[1][1])
+    for window in windows:
+        window[:] = source[at : at + window.nbytes]
+        at += window.nbytes
+    opened.__exit__(None, None, None)
     landings[1].accept(blocks[1][0].tokens, blocks[1][0].chain)
-    assert [bytes(buffer) for buffer in handle.buffers()] == blocks[0][1]
+    assert b"".join(map(bytes, handle.buffers())) == b"".join(blocks[0][1])
     held = cache.stats.bytes_pool
     handle.release()
     assert cache.stats.bytes_pool < held or addressable == "staged"
@@ -220,8 +231,9 @@ def test_bytes_of_a_failed_restore_do_not_spoil_rows_that_mask_them(addressable)
     sequence = cache.open([], None)
     landings = sequence.landing(3)
     for landing in landings:
-        for buffer in landing.buffers():
-            buffer[:] = b"\xff" * buffer.nbytes
+        with landing.writing() as windows:
+            for window in windows:
+                window[:] = b"\xff" * window.nbytes
         landing.reject()
     sequence.close()
     tokens = prompt(BLOCK + 3)

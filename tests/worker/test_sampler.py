@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import mlx.core as mx
 import pytest
 
 from kvd.worker.params import Sampling
-from kvd.worker.sampler import Drawer, draw
+from kvd.worker.sampler import KEYS, Drawer, draw
 
 VOCAB = 200
 
@@ -78,3 +80,17 @@ def test_top_p_and_top_k_leave_only_the_likeliest() -> None:
     for sampling, allowed in ((Sampling(temperature=5.0, top_k=3), 3), (Sampling(temperature=5.0, top_p=0.8), 2)):
         seen = {draw(steps, [Drawer(sampling, output=[0] * n)])[0].token for n in range(200)}
         assert seen == set(range(allowed))
+
+
+def test_keys_made_together_are_those_of_each_position():
+    one, other = Drawer(Sampling(temperature=1.0, seed=7)), Drawer(Sampling(temperature=1.0, seed=7), choice=1)
+    found = []
+    for position in range(KEYS + 2):
+        text = f"7/0/{position}".encode()
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+        assert one.key(0).tolist() == mx.random.key(number).tolist()
+        assert one.key(0).tolist() != other.key(0).tolist()
+        found.append(tuple(one.key(1).tolist()))
+        one.accept(1)
+        other.accept(1)
+    assert len(set(found)) == KEYS + 2

@@ -121,15 +121,14 @@ def check_device(layout: KVLayout, block_size: int, heads: int, *, view: bool = 
 def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int, view: bool) -> list[PathCheck]:
     """Blocks 1 and 2 are a prefix, 3 and 5 the tails of two rows; block 0 keeps the run inside the array.
 
-    Rows are written behind row 0: an update of the whole array would put another buffer in its place.
     """
     pool = KVPool(KVLayout((layer,), dtype), block_size, 6)
     mx.random.seed(0)
     kind = getattr(mx, dtype)
     for side, dim in ((pool.k[0], layer.k_dim), (pool.v[0], layer.v_dim)):
         rows = mx.random.normal((1, layer.kv_heads, 6 * block_size, dim)).astype(kind)
-        for array, part in zip(side.parts, side.quantize(rows), strict=True):
-            array[..., 1:, :] = part[..., 1:, :]
+        parts = zip(side.parts, side.quantize(rows), strict=True)
+        pool.write([(array, 1, part[..., 1:, :]) for array, part in parts])
     pool.evaluate()
     k, v = pool.k[0], pool.v[0]
     queries = mx.random.normal((2, layer.kv_heads * repeats, 1, layer.k_dim)).astype(kind)
@@ -170,9 +169,8 @@ def _check_kernel(
     def both() -> mx.array:
         new = [mx.concatenate([part[..., end : end + 1, :] for end in ends]) for part in (keys, values)]
         mx.eval(new)
-        for part in (keys, values):
-            for end in ends:
-                part[..., end : end + 1, :] = mx.zeros_like(part[..., end : end + 1, :])
+        blank = [mx.zeros((1, *part.shape[1:2], 1, part.shape[3]), part.dtype) for part in (keys, values)]
+        pool.write([(part, end, rows) for part, rows in zip((keys, values), blank, strict=True) for end in ends])
         pool.evaluate()
         outs = [kernels.attend_paged(queries, (new[0], new[1]), k, v, tables, scale, size)]
         mx.eval(outs)

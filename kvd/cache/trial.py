@@ -24,8 +24,8 @@ def error(dtype: str) -> float:
     pool = KVPool(KVLayout((LayerKV(HEADS, DIM, DIM),), dtype), BLOCK, BLOCKS)
     mx.random.seed(0)
     kind = getattr(mx, dtype)
-    for array in pool.arrays:
-        array[..., 1:, :] = mx.random.normal((*array.shape[:2], BLOCK * BLOCKS - 1, DIM)).astype(kind)
+    shape = (1, HEADS, BLOCK * BLOCKS - 1, DIM)
+    pool.write([(array, 1, mx.random.normal(shape).astype(kind)) for array in pool.arrays])
     pool.evaluate()
     queries = mx.random.normal((1, HEADS, 1, DIM)).astype(kind)
     worst = 0.0

@@ -119,9 +119,7 @@ def check_device(layout: KVLayout, block_size: int, heads: int, *, view: bool = 
 
 
 def _check_layer(layer: LayerKV, dtype: str, block_size: int, repeats: int, view: bool) -> list[PathCheck]:
-    """Blocks 1 and 2 are a prefix, 3 and 5 the tails of two rows; block 0 keeps the run inside the array.
-
-    """
+    """Blocks 1 and 2 are a prefix, 3 and 5 the tails of two rows; block 0 keeps the run inside the array."""
     pool = KVPool(KVLayout((layer,), dtype), block_size, 6)
     mx.random.seed(0)
     kind = getattr(mx, dtype)

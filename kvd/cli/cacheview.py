@@ -97,6 +97,8 @@ def collected(answer: Answer) -> str:
 
 def cleared(answer: Answer) -> str:
     said = f"{tokens(answer['checked'])} blocks dropped, {format_size(answer['freed'])} given back"
+    if writing := answer.get("counts", {}).get("being_written"):
+        said += f" ({tokens(writing)} more are being written and stay)"
     if "memory_blocks" not in answer:
         return said
     said += f"; {tokens(answer['memory_blocks'])} blocks ({format_size(answer['memory_bytes'])}) forgotten in memory"

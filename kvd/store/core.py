@@ -137,13 +137,17 @@ class Core:
             need -= self.evict(need, slots, "quota", self.held(parent))
         return need <= 0
 
-    def collect_junk(self, need: int | None = None) -> int:
-        """Remove foreign files and quarantined shards until `need` bytes are free (None: all); returns bytes freed."""
+    def collect_junk(self, need: int | None = None, of: Collection[bytes] = ()) -> int:
+        """Remove foreign files and quarantined shards until `need` bytes are free (None: all), of some namespaces or of
+        whatever; returns bytes freed."""
+        names = [namespace.hex() for namespace in of]
         freed = 0
         for pile, counter in ((self.junk, "collected.foreign"), (self.quarantined, "collected.quarantine")):
             for path in list(pile):
                 if need is not None and freed >= need:
                     break
+                if names and not any(name in path for name in names):
+                    continue
                 try:
                     remove(self.files, path)
                 except OSError:

@@ -7,7 +7,7 @@ block may come back.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from kvd.store.files import Files, read_whole, replace_whole
@@ -84,9 +84,9 @@ class Pins:
             self._replace({c: p for c, p in self._pins.items() if c in held})
         return gone
 
-    def clear(self, namespace: bytes | None = None) -> None:
-        """Forget all pins, or those of one namespace. Raises OSError."""
-        kept = {c: p for c, p in self._pins.items() if namespace is not None and p.namespace != namespace}
+    def clear(self, only: Collection[bytes] = ()) -> None:
+        """Forget all pins, or those of some namespaces. Raises OSError."""
+        kept = {c: p for c, p in self._pins.items() if only and p.namespace not in only}
         if len(kept) != len(self._pins):
             self._replace(kept)
 

@@ -7,7 +7,7 @@ thread can answer others in between; `finish` runs one to its end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 
 from kvd.store.adopt import adopt, quarantine_file, reset_index
 from kvd.store.base import Report
@@ -110,28 +110,29 @@ def gc(core: Core) -> Round:
     return Report(len(core.table), before - core.ledger.usage().used, {k: n for k, n in counts.items() if n})
 
 
-def clear(core: Core, namespace: bytes | None = None) -> Round:
-    """Drop all blocks, pins included, or those of one namespace; without one also everything foreign and what is
-    remembered of prefixes seen once. What is being written right now stays. Raises OSError."""
+def clear(core: Core, only: Collection[bytes] = ()) -> Round:
+    """Drop all blocks, pins, damaged and foreign files, or those of some namespaces `only`; all of them also with what
+    is remembered of prefixes seen once. What is being written right now stays. Raises OSError."""
     counts: Counter[str] = Counter()
     freed = 0
-    core.pins.clear(namespace)
-    slots = [s for s in core.table if namespace in (None, s.namespace)]
+    core.pins.clear(only)
+    _rescan(core)
+    slots = [s for s in core.table if not only or s.namespace in only]
     slots.sort(key=lambda s: -s.start)
     for at in range(0, len(slots), STEP):
         freed += core.drop(slots[at : at + STEP], "cleared")
         yield at, len(slots)
-    for orphan in [o for o in core.orphans.values() if namespace in (None, o.namespace)]:
+    for orphan in [o for o in core.orphans.values() if not only or o.namespace in only]:
         freed += core.unlink(core.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
         core.forget_orphan(orphan)
         counts["orphans"] += 1
-    if namespace is None:
+    if not only:
         core.sightings.clear()
-        _rescan(core)
-        freed += core.collect_junk()
+    freed += core.collect_junk(of=only)
+    counts["being_written"] = sum(1 for r in core.pending.values() if not only or r.namespace in only)
     compact(core)
     core.measure()
-    return Report(len(slots), freed, {"blocks": len(slots), **counts})
+    return Report(len(slots), freed, {name: n for name, n in counts.items() if n} | {"blocks": len(slots)})
 
 
 def rebuild(core: Core) -> Round:

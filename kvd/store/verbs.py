@@ -86,15 +86,12 @@ def _clear(store: Store, fields: Mapping[str, Any]) -> Steps:
     if not model:
         return {**_reported((yield from upkeep.clear(store.core))), "namespaces": []}
     core = store.core
-    known = set(core.table.by_namespace) | set(core.models)
-    namespaces = [n for n in known if model in (core.model_of(n), n.hex())]
+    known = set(core.table.by_namespace) | set(core.models) | core.namespaces
+    namespaces = {n for n in known if model in (core.model_of(n), n.hex())}
     if not namespaces:
         raise BadRequest(f"nothing is stored for a model {model!r}", model=model)
-    reports = []
-    for namespace in namespaces:
-        reports.append((yield from upkeep.clear(core, namespace)))
-    total = Report(sum(r.checked for r in reports), sum(r.freed for r in reports))
-    return {**_reported(total), "namespaces": sorted(n.hex() for n in namespaces)}
+    report = yield from upkeep.clear(core, namespaces)
+    return {**_reported(report), "namespaces": sorted(n.hex() for n in namespaces)}
 
 
 def _rebuild(store: Store, fields: Mapping[str, Any]) -> Steps:

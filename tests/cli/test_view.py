@@ -101,6 +101,7 @@ def test_siblings_are_shown_by_the_words_that_tell_them_apart() -> None:
 def test_a_clear_says_what_it_dropped_on_disk_and_in_memory_and_what_stays() -> None:
     disk = {"checked": 1200, "freed": 2**30}
     assert cacheview.cleared(disk) == "1,200 blocks dropped, 1 GiB given back"
+    assert "(2 more are being written and stay)" in cacheview.cleared(disk | {"counts": {"being_written": 2}})
     memory = {"memory_blocks": 40, "memory_bytes": 2**20, "memory_blocks_in_use": 0}
     assert cacheview.cleared(disk | memory).endswith("; 40 blocks (1 MiB) forgotten in memory")
     assert cacheview.cleared(disk | memory | {"memory_blocks_in_use": 3}).endswith(", 3 are in use and stay")

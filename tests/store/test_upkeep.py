@@ -75,6 +75,31 @@ def test_clear_drops_everything_or_one_models_blocks(full: Actor) -> None:
     assert full.put(PROMPT) == len(PROMPT)
 
 
+def test_clearing_one_model_takes_its_damaged_and_old_files_too_and_no_others(full: Actor) -> None:
+    other = Actor(full.store, namespace=b"o" * 16)
+    for actor, name in ((full, "demo"), (other, "other")):
+        actor.store.label(actor.namespace, name)
+        actor.put([90, 91])
+        path = Path(full.store.core.tree.shard(actor.namespace, actor.blocks([90, 91])[0].chain))
+        os.truncate(path, 5000)
+        assert actor.get([90, 91]) == 0
+        path.with_name("left").write_bytes(b"x")
+    root = Path(full.store.core.tree.root)
+    found = lambda actor: [p for p in root.rglob("*") if actor.namespace.hex() in str(p) and p.is_file()]  # noqa: E731
+    assert found(full) and found(other)
+    before = found(other)
+    perform(full.store, "clear", {"model": "demo"})
+    assert found(full) == [] and found(other) == before
+
+
+def test_a_clear_says_how_many_blocks_are_being_written_and_stay(full: Actor) -> None:
+    block = full.blocks([70, 71])[0]
+    full.store.reserve(NAMESPACE, block.chain, NAMESPACE, block.tokens, 0, 9000)
+    assert perform(full.store, "clear", {})["counts"] == {"blocks": 4, "being_written": 1}
+    full.store.label(NAMESPACE, "demo")
+    assert perform(full.store, "clear", {"model": "demo"})["counts"] == {"blocks": 0, "being_written": 1}
+
+
 def test_a_rebuild_gives_the_same_hits_and_pins(full: Actor) -> None:
     full.store.pin(NAMESPACE, [full.blocks(PROMPT)[-1].chain])
     assert finish(rebuild(full.store.core)).counts == {"adopted": 4}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvclient.errors import BadRequest
-from kvd.cache.layout import BITS, NATIVE, KVLayout, Precision
+from kvd.cache.layout import BITS, NATIVE, KVLayout, LayerKV, Precision
 
 PRESETS = ("native", "k8v8", "k8v6", "k8v5", "k8v4", "k6v6", "k6v4", "k5v4", "k4v4")
 WHOLE = ("native", "16", "32")
@@ -28,7 +28,7 @@ def parse(table: dict[str, Any] | str, dims: Sequence[tuple[int, int]]) -> tuple
 
     Text: a preset, then overrides LAYERS=PRESET; 16 bits are native. Table: {"k": "8g64", "v": "4g64", "layers":
     {"0": {"k": "native"}, "-1": {…}, "0-3": {…}}}. dims: (k_dim, v_dim) per layer; a preset without a group takes 64,
-    or 32 where the head size needs it.
+    or 32 where the head size needs it. Raises BadRequest naming the constraint that is not met.
     """
     if isinstance(table, str):
         table = table_of(table)
@@ -43,6 +43,8 @@ def parse(table: dict[str, Any] | str, dims: Sequence[tuple[int, int]]) -> tuple
                 k[index] = _one(sides["k"], dims[index][0])
             if "v" in sides:
                 v[index] = _one(sides["v"], dims[index][1])
+    for (k_dim, v_dim), one, other in zip(dims, k, v, strict=True):
+        LayerKV(1, k_dim, v_dim, one, other)  # it knows what a head can take
     return k, v
 
 

@@ -63,6 +63,15 @@ def test_layers_that_the_loaded_model_does_not_have_are_refused_without_unloadin
     assert client.call("load", {"model": "demo"})["pid"] == loaded["pid"]
 
 
+def test_groups_that_the_loaded_models_heads_do_not_take_are_refused_without_unloading_it(
+    shared: Daemon, client: Client
+) -> None:
+    loaded = client.call("load", {"model": "demo"})
+    refused = client.result(client.ask("load", {"model": "demo", "kv": "k8v8g128"}))
+    assert refused.body["code"] == "bad_request" and "is not a multiple of the group" in refused.body["message"]
+    assert client.call("load", {"model": "demo"})["pid"] == loaded["pid"]
+
+
 def test_a_precision_that_does_not_load_is_not_tried_by_the_next_request(shared: Daemon, client: Client) -> None:
     client.call("load", {"model": "demo", "kv": "native"})
     refused = client.result(client.ask("load", {"model": "demo", "kv": "k2v2"}))

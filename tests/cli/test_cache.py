@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvd.cli import main as cli
+from kvd.front.storelike import DISK
 from kvd.home import Home, Lock
 
 
@@ -66,3 +67,17 @@ def test_a_home_in_use_is_refused_with_the_pid(home: Home, capsys: pytest.Captur
     import os
 
     assert str(os.getpid()) in capsys.readouterr().err
+
+
+def test_a_store_is_not_begun_while_the_disk_of_the_last_one_is_not_mounted(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.create()
+    (home.run / DISK).write_text(json.dumps({"root": str(home.store), "mount": "/no/such/mount"}))
+    assert cli.main(["cache", "stats"]) == 70
+    shown = capsys.readouterr().err
+    assert "/no/such/mount, which is not mounted now" in shown and len(shown.splitlines()) == 1
+    assert list(home.store.iterdir()) == []
+    (home.run / DISK).unlink()
+    assert cli.main(["cache", "stats"]) == 0
+    assert json.loads((home.run / DISK).read_text())["root"] == str(home.store)

@@ -60,3 +60,16 @@ def test_of_a_worker_that_dies_meanwhile_everything_is_gone(made: Daemon) -> Non
         until(lambda: [r for r in made.status()["requests"] if r["kind"] == "cache"], "the clear waits")
         os.kill(made.model()["pid"], signal.SIGKILL)
         assert client.results({clearing})[clearing].body["memory_blocks"] == 0
+
+
+def test_memory_is_cleared_though_the_disk_cannot_be_and_the_error_says_both(made: Daemon) -> None:
+    with made.client() as client:
+        made.stop()
+        (made.home / "store" / "CACHEDIR.TAG").unlink()
+        (made.home / "store" / "foreign").write_text("x")
+        made.start()
+        client.call("load", {"model": "demo"})
+        until(lambda: "foreign" in made.status()["store"].get("problem", ""), "the store is refused")
+        answer = ask(client)
+        assert answer.kind == "error" and answer.body["code"] == "store"
+        assert "foreign" in answer.body["message"] and "5 blocks were forgotten in memory" in answer.body["message"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from kvclient.errors import BadRequest
+from kvclient.errors import BadRequest, StoreError
 from kvd.front.slot import State
 from kvd.front.verbs.base import Body, Call
 from kvd.front.workers import Worker
@@ -48,14 +48,17 @@ async def _clear(call: Call) -> Body:
     stay until the next clear."""
     model = call.body.get("model")
     loaded = [s.worker for s in call.services.fleet.slots if s.state is State.LOADED and s.worker is not None]
+    whole = [worker for worker in loaded if model in (None, worker.model)]
+    answer: Body = {"checked": 0, "freed": 0, "counts": {}, "namespaces": []}
     try:
         answer = await _stored(call)
     except BadRequest:
-        if model not in [worker.model for worker in loaded]:
+        if not whole:
             raise
-        answer = {"checked": 0, "freed": 0, "counts": {}, "namespaces": []}
+    except StoreError as problem:
+        blocks = (await _forgotten(whole, (), ()))["memory_blocks"]
+        raise StoreError(f"{problem.message}; {blocks} blocks were forgotten in memory", **problem.details) from None
     namespaces = tuple(bytes.fromhex(namespace) for namespace in answer["namespaces"])
-    whole = [worker for worker in loaded if model in (None, worker.model)]
     return {**answer, **await _forgotten(whole, [w for w in loaded if w not in whole], namespaces)}
 
 

@@ -20,6 +20,7 @@ from kvd.worker import report
 from kvd.worker.arrival import VANISHED
 from kvd.worker.compute import drawer_of
 from kvd.worker.fetch import CHEAPER, Fetcher
+from kvd.worker.live import Live
 from kvd.worker.outbox import Outbox
 from kvd.worker.params import Params
 from kvd.worker.patience import Patience
@@ -47,14 +48,17 @@ class Admission:
         rates: Rates,
         patience: Patience,
         tokenizer: Tokenizer,
+        live: Live,
+        chunk: int,
     ) -> None:
         self._cache = cache
         self._spill = spill
         self._outbox = outbox
         self._tokenizer = tokenizer
+        self._live = live
         self._questions = itertools.count(1)
         self._answers: dict[int, Callable[[LookedUp], None]] = {}
-        self.fetcher = Fetcher(cache, layout, readers, outbox, rates, patience, self._fetched)
+        self.fetcher = Fetcher(cache, layout, readers, outbox, rates, patience, self._fetched, chunk)
 
     @staticmethod
     def namespace(base: bytes, params: Params, id: str) -> bytes:
@@ -119,9 +123,10 @@ class Admission:
 
     # --- admission
 
-    def admit(self, choice: Choice, others: Iterable[Choice], now: float) -> bool:
+    def admit(self, choice: Choice, now: float) -> bool:
         """Give a waiting choice its rows. False: it has to wait for another that computes the same prefix now.
         Raises PoolFull; then nothing has changed."""
+        others = self._live.choices
         match = self._shared(choice, others)
         choice.follows = next((other for other in others if self._computes_more(other, choice, match.rows)), None)
         if choice.follows is not None:
@@ -168,24 +173,36 @@ class Admission:
         """A sequence for a choice: the blocks of memory, and behind them landings for what the store adds."""
         found, request = choice.found, choice.request
         if found is not None and self.fetcher.gain(match, found):
-            if self.fetcher.worth(match, found):
-                full = match.full_blocks()
-                self._open(choice, full)
-                try:
-                    self.fetcher.start(choice, full, found)
-                except PoolFull:
-                    self._close(choice)
-                    raise
-                choice.stage = Stage.LOADING
+            start = self.fetcher.computed(match, found, both=self._idle())
+            if start < self.fetcher.rows(found):
+                self._restore(choice, match.full_blocks(), found, start)
                 return
             request.miss_reason = CHEAPER
         self._open(choice, match)
         self._begin(choice, choice.from_memory)
 
+    def _restore(self, choice: Choice, match: Match, found: LookedUp, start: int) -> None:
+        """Rows from `start` on come from the store; those between the match and `start` are computed meanwhile."""
+        self._open(choice, match)
+        try:
+            self.fetcher.start(choice, match, found, start)
+        except PoolFull:
+            self._close(choice)
+            raise
+        choice.stage = Stage.LOADING
+        if start > choice.rows:
+            choice.stage, choice.border, choice.request.miss_reason = Stage.PREFILLING, start, CHEAPER
+            if not choice.started:
+                self._account(choice, choice.from_memory)
+
+    def _idle(self) -> bool:
+        """Nothing is computed now."""
+        return all(one.stage in (Stage.WAITING, Stage.LOADING) for one in self._live.choices)
+
     def _open(self, choice: Choice, match: Match) -> None:
         ahead = min(choice.request.prompt.params.max_tokens, ROOM_AHEAD)
         choice.seq = self._cache.open(choice.target, match, choice.request.namespace, len(choice.target) + ahead)
-        choice.from_memory = choice.seq.rows
+        choice.from_memory, choice.border = choice.seq.rows, None
         if match.blocks:
             used = tuple(bytes(entry.chain) for entry in match.blocks)
             self._outbox.tell(Touched(choice.request.namespace, used))
@@ -195,10 +212,10 @@ class Admission:
             choice.seq.close()
             choice.seq = None
 
-    def _fetched(self, choice: Choice, reason: str, lost: Sequence[bytes]) -> None:
+    def _fetched(self, choice: Choice | None, reason: str, lost: Sequence[bytes]) -> None:
         """All of a restore has landed or failed. A shard that vanished is looked up once more."""
         self._spill.forget(lost)
-        if choice.stage is not Stage.LOADING or choice.seq is None:
+        if choice is None or choice.stage is not Stage.LOADING:
             return  # it was cancelled meanwhile; memory keeps what came
         request = choice.request
         if reason == VANISHED and not choice.looked_again:
@@ -215,7 +232,7 @@ class Admission:
     def _begin(self, choice: Choice, memory: int) -> None:
         """The first `memory` rows of the sequence came from memory, the rest of what it has from the store."""
         request = choice.request
-        choice.stage = Stage.PREFILLING
+        choice.stage, choice.border = Stage.PREFILLING, None
         if not choice.started:
             self._account(choice, memory)
             request.divergence = self._divergence(choice)

@@ -82,6 +82,8 @@ class Computer:
         self._count(choice, start, end)
         for block in seq.advance(tokens):
             self._published(choice, block)
+        if end == choice.border:
+            choice.stage = Stage.LOADING  # for what comes behind it
 
     def last_row(self, choice: Choice) -> mx.array:
         """The step of the target's last token, by itself as in a full hit; where its row is stored already nothing is

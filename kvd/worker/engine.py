@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -79,10 +80,11 @@ class Engine:
         self._facts = report.Facts(model.kv_precision, model.layout.bytes_per_token())
         self._finisher = Finisher(cache, self.spill, outbox, self._facts, model.tokenizer)
         self._computer = Computer(model.model, cache, self.rates, self._finisher.published)
-        self._admission = Admission(
-            cache, model.layout, self.readers, self.spill, outbox, self.rates, self._patience, model.tokenizer
-        )
         self._live = Live()
+        self._admission = Admission(
+            cache, model.layout, self.readers, self.spill, outbox, self.rates, self._patience, model.tokenizer,
+            self._live, limits.chunk,
+        )  # fmt: skip
         self._generation = Generation(
             model.tokenizer, model.eos, cache, self._computer, self._finisher, self._live, outbox, self.rates, limits,
             self._pulse, clock,
@@ -134,10 +136,8 @@ class Engine:
         until = self._clock() + flush_s
         while self.spill.pending_bytes and self._clock() < until:
             self._pulse("flush", flush_s)
-            try:
+            with suppress(queue.Empty):
                 self._inbox.get(timeout=0.05)()
-            except queue.Empty:
-                continue
         self.readers.close(flush_s)
 
     def _receive(self, *, wait: bool) -> None:
@@ -165,6 +165,7 @@ class Engine:
         """Carry out one decision. False: there was nothing to do."""
         generation, live = self._generation, self._live
         generation.stalled = False
+        self._admission.fetcher.collect()
         limits = replace(self._limits, row_s=self.rates.row_s or self._limits.row_s)
         decision = decide(live.jobs(), limits, self.rates.prefill_s)
         started = sum(self._start(live.choice(id)) for id in decision.admit if id in live)
@@ -221,7 +222,7 @@ class Engine:
         if choice.preempted and not self._has_room(choice):
             return False
         try:
-            started = self._admission.admit(choice, self._live.choices, self._clock())
+            started = self._admission.admit(choice, self._clock())
         except PoolFull as full:
             return self._generation.make_way(choice, full)
         if started:

@@ -286,7 +286,7 @@ class Generation:
         waits = choice.stage is Stage.WAITING
         who = None if waits else victim(self._live.jobs(), choice.id, self._limits)
         if who is None:
-            loading = any(one.stage is Stage.LOADING for one in active)
+            loading = any(one.stage is Stage.LOADING or one.border is not None for one in active)
             if loading or (waits and active) or self._finisher.writing or full.soon:
                 self.stalled = not (waits and active)
                 return False

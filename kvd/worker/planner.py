@@ -1,10 +1,11 @@
-"""Load a stored prefix or compute it again? Decided by what both have been measured to cost here. Pure."""
+"""Load a stored prefix, compute it again, or do both from its two ends? Decided by what was measured here. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 REAL_BYTES: Final = 4 * 2**20
@@ -13,6 +14,8 @@ REAL_ROWS: Final = 64
 """rows; a smaller chunk says nothing of the prefill's"""
 MEMORY: Final = 64
 """measurements remembered"""
+SAVED: Final = 0.1
+"""share of the time that computing and reading at once must save: what was measured was each alone"""
 
 
 @dataclass(slots=True)
@@ -66,7 +69,18 @@ def fit(points: Iterable[tuple[float, float]]) -> tuple[float, float] | None:
     return max(mean_y - slope * mean_x, 0.0), slope
 
 
-def recompute_is_cheaper(rates: Rates, start: int, end: int, nbytes: int) -> bool:
-    """Rows [start, end) lie on disk as `nbytes`: is computing them faster? Only claimed when both were measured."""
-    compute, load = rates.prefill_s(start, end), rates.restore_s(nbytes)
-    return compute is not None and load is not None and compute < load
+def meet(rates: Rates, start: int, cuts: Sequence[tuple[int, int]], both: bool = True) -> int:
+    """Up to which row to compute rows that lie on disk, while those behind are read at the same time.
+
+    start: rows that are there. cuts: (row, bytes of what lies on disk behind it), in order, from (start, all of it) to
+    (last row, 0). Returns `start` where reading all of it is fastest, the last row where computing all of it is, and a
+    cut between them, if `both` may go on at once, where that saves SAVED of either. `start` if not both were measured.
+    """
+
+    def seconds(cut: tuple[int, int]) -> float:
+        compute, load = rates.prefill_s(start, cut[0]), rates.restore_s(cut[1])
+        return max(compute, load) if compute is not None and load is not None else inf
+
+    simple = min(cuts[0], cuts[-1], key=seconds)
+    best = min(cuts, key=seconds) if both else simple
+    return best[0] if seconds(best) < (1 - SAVED) * seconds(simple) else simple[0]

@@ -89,6 +89,8 @@ class Choice:
     looked_again: bool = False
     preempted: bool = False
     """it gave its room to others and comes back only when there is room for all of it"""
+    border: int | None = None
+    """rows from there on are being read while those before it are computed"""
     from_memory: int = 0
     """rows its sequence took from memory; what a restore adds comes from the store"""
 
@@ -114,7 +116,9 @@ class Choice:
         after = self.follows.id if self.follows is not None and self.is_behind(self.follows) else None
         rows = min(self.rows, len(self.target) - 1)
         params = self.request.prompt.params
-        return Job(self.id, self.stage, self.request.times.arrival, len(self.target), rows, params.priority, after)
+        return Job(
+            self.id, self.stage, self.request.times.arrival, len(self.target), rows, params.priority, after, self.border
+        )
 
     def is_behind(self, other: Choice) -> bool:
         """`other` is still computing rows that this one needs too."""

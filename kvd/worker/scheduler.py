@@ -36,6 +36,7 @@ class Job:
     """A request as the scheduler sees it. `rows` of `total` prompt rows are stored; `arrival` in seconds.
 
     `after` names a job whose prefill computes this one's prefix right now: it waits for that instead of repeating it.
+    Rows from `border` on are not computed: they are on their way from the store.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Job:
     rows: int = 0
     priority: str = "interactive"
     after: str | None = None
+    border: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,8 @@ def decide(jobs: Sequence[Job], limits: Limits, seconds: Seconds = unknown) -> D
     if prefilling:
         first = prefilling[0]
         size = size_beside(first.rows, limits, seconds) if decoding else limits.chunk
-        chunk = Chunk(first.id, first.rows, chunk_end(first.rows, first.total, size))
+        end = chunk_end(first.rows, first.total, size)
+        chunk = Chunk(first.id, first.rows, end if first.border is None else min(end, first.border))
     return Decision(tuple(job.id for job in waiting[: max(limits.max_live - live, 0)]), decoding, chunk)
 
 
@@ -144,8 +147,9 @@ def positions(jobs: Iterable[Job], limits: Limits) -> dict[str, int]:
 
 def victim(jobs: Iterable[Job], needing: str, limits: Limits) -> str | None:
     """Whom to preempt when the pool is full and `needing` wants rows: the last in the order, if it comes after
-    `needing`; else `needing` itself unless it runs alone (None: nothing can be freed)."""
-    live = _ordered((job for job in jobs if job.stage in (Stage.PREFILLING, Stage.DECODING)), limits)
+    `needing`; else `needing` itself unless it runs alone (None: nothing can be freed). Who is being read for stays."""
+    active = (job for job in jobs if job.stage in (Stage.PREFILLING, Stage.DECODING))
+    live = _ordered((job for job in active if job.border is None), limits)
     if len(live) < 2:
         return None
     last = live[-1]

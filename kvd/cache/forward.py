@@ -37,9 +37,10 @@ def forward(
     count): the pass is put in line behind them.
     pause: called before every layer but the first, when all before it is computed and nothing of it is in line. It may
     make passes over other sequences whose rows are reserved; blocks must stay where they are.
-    arriving: stored rows of the batch's one sequence, an `Outlook`, that are still being read.
+    arriving: stored rows of the batch's one sequence, an `Outlook`, that are still being read. Not with `pause`.
     """
     cache.assert_owner()
+    assert pause is None or arriving is None
     tokens = [list(ids) for _, ids in batch]
     assert batch and (len(batch) == 1 or all(len(ids) == 1 for ids in tokens)) and len(tokens[0]) >= 1
     if len(batch) > 1 and not cache.paths.opaque:

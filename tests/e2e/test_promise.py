@@ -112,3 +112,20 @@ def test_salts_share_nothing(kv: Client) -> None:
     ask(kv, prompt, salt="a")
     assert ask(kv, prompt, salt="b").computed == len(prompt)
     assert ask(kv, prompt, salt="a").computed == 1
+
+
+def test_a_prompt_that_is_prefilled_beside_a_stream_gives_what_it_gives_alone(daemon: Daemon, kv: Client) -> None:
+    """Its chunks are others then, and the stream's steps run between their layers. A repeat has its bits."""
+    prompt = ids(1024 + 64 + 1, next(seeds))
+    alone = ask(kv, prompt, cache="off")
+    with daemon.client() as other:
+        stream = other.stream("demo", tokens=ids(40, next(seeds)), max_tokens=2000, logit_bias={0: -100.0, 2: -100.0})
+        next(event for event in stream if event.kind == "text")
+        beside = ask(kv, prompt)
+        assert beside.computed == len(prompt)
+        assert next(stream).kind == "text"
+        stream.close()
+    close(beside.logprobs, alone.logprobs)
+    repeat = ask(kv, prompt)
+    assert repeat.computed == 1
+    assert repeat.logprobs[0] == beside.logprobs[0]

@@ -30,6 +30,8 @@ UNMEASURED_ROW_S: Final = 0.05
 """seconds expected of a chunk, and per row of it, before one has been measured: the first may compile kernels"""
 AHEAD: Final = 8
 """rows for which room is looked for before a chunk within which streams go on; a chunk takes few of their turns"""
+SLOWER: Final = 4
+"""times what is expected, that a chunk may take on a machine that others use too"""
 STEP_S: Final = 3.0
 """seconds expected of a decode step, at most"""
 log = structlog.get_logger()
@@ -119,7 +121,7 @@ class Generation:
     def _pause(self, choice: Choice, rows: int, beside: Sequence[Choice], expected: float) -> Callable[[], None] | None:
         """What is to happen between the layers of a chunk: the streams beside it have their turn. Raises PoolFull where
         the chunk itself has no room. Blocks may not move within the chunk, so that room is looked for before it."""
-        if not beside or expected <= self._limits.turn_s:
+        if not beside or SLOWER * expected <= self._limits.turn_s:
             return None
         assert choice.seq is not None
         choice.seq.reserve(rows)

@@ -5,7 +5,12 @@ that precision; its last positions are compared with native KV: KL divergence, m
 questions and five planted needles follow. Then keys and values alone, each layer alone, and a search for the best table
 under --budget bytes per token (without it: the smallest that passes). `kvd load MODEL --kv auto` uses what passed.
 
+"native again" is native KV with the text cut into other chunks: what it shows is rounding, and no precision can be told
+from native below it. Later runs on the same text, weights and machine take over what was measured, so that another
+budget or preset costs only its own time.
+
   kvd calibrate demo
+  kvd calibrate demo --budget 9000
   kvd calibrate demo --tokens 1024 --presets k8v8,k8v4 --plot demo.svg
   kvd calibrate mine --text contracts.txt --budget 40000
 """

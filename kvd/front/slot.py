@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 
 from kvclient.errors import Busy
-from kvd.cache import precision
 from kvd.cache.layout import head_sizes
+from kvd.cache.precision import parse
 from kvd.calibrate.choice import AUTO
 from kvd.front.crashes import Crashes
 from kvd.front.registry import Model
@@ -80,7 +80,7 @@ class Slot:
         if layout is None or kv == AUTO:
             return False
         dims = head_sizes(layout)
-        return precision.parse(kv, dims) == precision.parse(self.worker.info["kv_precision"], dims)
+        return parse(kv, dims) == parse(self.worker.info["kv_precision"], dims)
 
     def check_precision(self, kv: str | None) -> None:
         """Raises Busy where `kv` is not the precision of a worker that has requests."""

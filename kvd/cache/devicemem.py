@@ -95,7 +95,7 @@ class Copier:
 
 @cache
 def copier() -> Copier | None:
-    """None where the device is no CUDA device, or NVIDIA's Python bindings are not installed."""
+    """None where the device is no CUDA device, or `lacking` says why."""
     if not available():
         return None
     try:
@@ -103,6 +103,13 @@ def copier() -> Copier | None:
     except ImportError:
         return None
     return Copier(driver)
+
+
+def lacking() -> str:
+    """What makes a CUDA device slower than it need be; empty elsewhere."""
+    if not available() or copier() is not None:
+        return ""
+    return "KV goes to the disk and back through mlx, which stalls prefill: NVIDIA's cuda-bindings are not installed"
 
 
 class DeviceGeneration(Handles):

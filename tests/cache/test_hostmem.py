@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import threading
+from contextlib import ExitStack
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from kvd.cache import hostmem
+from kvd.cache import devicemem, hostmem
+from kvd.cache.devicemem import KEPT, Copier, CopyFailed, DeviceGeneration
 from kvd.cache.hostmem import Generation, HostBlock, address, addressable, window
 from kvd.cache.layout import Part
+from tests.cache.driver import FakeDriver
 
 
 def test_this_device_can_be_addressed():
@@ -62,3 +67,42 @@ def test_a_handle_lets_go_once():
         assert [window.nbytes for window in handle.buffers()] == [32, 32]
     handle.release()
     assert calls == [1] and handle.buffers() == []
+
+
+def test_copies_go_back_to_buffers_that_are_kept_and_errors_name_the_call():
+    driver = FakeDriver()
+    copies = Copier(driver)
+    for _ in range(3):
+        with copies.pinned(1000) as first, copies.pinned(1000) as second:
+            assert first != second
+    assert len(driver.pinned) == 2
+    with ExitStack() as stack:
+        for _ in range(KEPT + 3):
+            stack.enter_context(copies.pinned(1000))
+    assert len(driver.pinned) == KEPT
+    for size, call in enumerate(("cuMemcpy2DAsync", "cuStreamSynchronize", "cuMemHostAlloc"), 20):
+        driver.fails = call
+        with pytest.raises(CopyFailed, match=call) as caught, copies.pinned(1 << size) as at:
+            copies.copy([(at, 4, at + 64, 4, 4, 1)])
+        assert caught.value.errno == errno.EIO
+    with pytest.raises(CopyFailed, match="cuInit"):
+        Copier(FakeDriver(fails="cuInit"))
+
+
+def test_what_is_written_under_an_error_is_not_copied_to_the_device(monkeypatch):
+    monkeypatch.setattr(devicemem, "addresses", lambda arrays: [address(array) for array in arrays])
+    array = mx.zeros((1, 2, 8, 4))
+    mx.eval(array)
+    part = Part("k.0", 0, "k", "float32", 2, 4)
+    generation = DeviceGeneration([array], 8, Copier(FakeDriver()))
+    with pytest.raises(OSError, match="torn"), generation.writing([part], 2, 3) as (window,):
+        window[:] = b"\x01" * window.nbytes
+        raise OSError("torn")
+    assert not array.any().item()
+    with generation.writing([part], 2, 3) as (window,):
+        window[:] = b"".join(np.float32(value).tobytes() for value in range(24))
+    assert array[0, 0, 2:5].flatten().tolist() == list(range(12))
+    assert array[0, 1, 2:5].flatten().tolist() == list(range(12, 24))
+    assert not array[:, :, 5:].any().item()
+    with generation.reading([part], 3, 1) as (window,):
+        assert bytes(window) == b"".join(np.float32(value).tobytes() for value in (4, 5, 6, 7, 16, 17, 18, 19))

@@ -79,7 +79,7 @@ Known = Mapping[str, float]
 """Values measured so far, by the names of their rows."""
 
 
-def stock(models: Path, _: Known) -> list[Row]:
+def stock(models: Path, known: Known) -> list[Row]:
     """mlx-lm by itself, with cuDNN's attention (its default) and without."""
     rows: list[Row] = []
     for cudnn in ("1", "0"):
@@ -132,7 +132,7 @@ def reuse(models: Path, known: Known) -> list[Row]:
     return rows
 
 
-def share(models: Path, _: Known) -> list[Row]:
+def share(models: Path, known: Known) -> list[Row]:
     """Eight sequences that share 32K tokens: memory, tokens per second together and one alone."""
     ids = tokens(LENGTH, 5)
     done: list[dict[str, Any]] = []
@@ -161,7 +161,7 @@ def share(models: Path, _: Known) -> list[Row]:
     ]
 
 
-def dialogue(models: Path, _: Known) -> list[Row]:
+def dialogue(models: Path, known: Known) -> list[Row]:
     """A 30K document and twenty turns in a window of 48K: steady speed, nothing computed twice."""
     history = tokens(30_000, 6)
     firsts, speeds, extra = [], [], 0

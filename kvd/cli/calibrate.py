@@ -163,15 +163,16 @@ class _Lines:
 
 
 def _forecast(plan: dict[str, Any]) -> str:
-    tokens, enough = plan["tokens"], min(8192, plan["context"])
-    said = f"{tokens:,} tokens, {plan['settings']} settings and a search: about {_about(plan['seconds'])}"
+    tokens, about = plan["tokens"], _about(plan["seconds"])
     if plan["since"] is not None:
         day = time.strftime("%d %B %Y", time.localtime(plan["since"]))
-        said += f"; the rest is taken over from {day} (--fresh measures it again)"
-    elif plan["backend"] == "cpu":
-        more = f"; --tokens {enough} says more and takes longer" if tokens < enough else ""
-        said += f" on this machine's CPU (--tokens N for less{more})"
-    return said
+        return f"{tokens:,} tokens; most is taken over from {day} (--fresh measures it again): {about} at most"
+    said = f"{tokens:,} tokens, {plan['settings']} settings and a search: about {about}"
+    if plan["backend"] != "cpu":
+        return said
+    enough = min(8192, plan["context"])
+    more = f"; --tokens {enough} says more and takes longer" if tokens < enough else ""
+    return f"{said} on this machine's CPU (--tokens N for less{more})"
 
 
 def _about(seconds: float) -> str:

@@ -130,7 +130,7 @@ def test_what_was_measured_is_taken_over_with_its_date_and_fresh_measures_it_aga
     capsys.readouterr()
     assert main([*words, "k6v6"]) == 0
     said = capsys.readouterr().err
-    assert "the rest is taken over from" in said and "k8v8" not in said and "layer" not in said
+    assert "most is taken over from" in said and "k8v8" not in said and "layer" not in said
     second = result.stored(home.models / "tiny")
     assert first is not None and second is not None and second.setting("k8v8") == first.setting("k8v8")
     assert second.setting("k6v6") is not None and second.layers == first.layers

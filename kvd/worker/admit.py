@@ -212,10 +212,10 @@ class Admission:
             choice.seq.close()
             choice.seq = None
 
-    def _fetched(self, choice: Choice | None, reason: str, lost: Sequence[bytes]) -> None:
+    def _fetched(self, choice: Choice, reason: str, lost: Sequence[bytes]) -> None:
         """All of a restore has landed or failed. A shard that vanished is looked up once more."""
         self._spill.forget(lost)
-        if choice is None or choice.stage is not Stage.LOADING:
+        if choice.stage is not Stage.LOADING or choice.seq is None:
             return  # it was cancelled meanwhile; memory keeps what came
         request = choice.request
         if reason == VANISHED and not choice.looked_again:

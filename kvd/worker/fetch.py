@@ -31,7 +31,7 @@ class Restore:
 
     choice: Choice
     seq: CachedSequence
-    """the choice's, as long as it waits for this"""
+    """the choice's, closed if it ends before this"""
     start: int
     """rows before the first entry: those that are not there yet are computed meanwhile"""
     entries: Sequence[Entry]
@@ -50,20 +50,15 @@ class Restore:
     def ready(self) -> bool:
         """Whether a pass over what is not there yet can begin now."""
         return (
-            not self.given_up and self.awaited and self.choice.stage is Stage.LOADING and self.arrival.there(0)
+            not self.given_up and self.choice.stage is Stage.LOADING and self.arrival.there(0)
             and not self.arrival.done and self.arrival.remaining_s <= STILL_S
             and all(landing.usable for landing in self.landings)
         )  # fmt: skip
 
     @property
-    def awaited(self) -> bool:
-        """Whether the choice still goes on with this."""
-        return self.choice.seq is self.seq
-
-    @property
     def over(self) -> bool:
         """Whether everything was read, and what lies before it computed if anybody still waits."""
-        return self.arrival.done and (not self.awaited or self.seq.rows == self.start)
+        return self.arrival.done and (self.seq.closed or self.seq.rows == self.start)
 
     def there(self, layer: int) -> bool:
         return self.arrival.there(layer)
@@ -93,8 +88,8 @@ class Restore:
 
 
 class Fetcher:
-    """`finished(choice, reason, lost)` is called when nothing more comes for a choice (None: it went on without):
-    reason names the first failure ("" if none), lost the chains that did not come from there on."""
+    """`finished(choice, reason, lost)` is called when nothing more comes for a choice: reason names the first failure
+    ("" if none), lost the chains that did not come from there on."""
 
     def __init__(
         self,
@@ -104,7 +99,7 @@ class Fetcher:
         outbox: Outbox,
         rates: Rates,
         patience: Patience,
-        finished: Callable[[Choice | None, str, Sequence[bytes]], None],
+        finished: Callable[[Choice, str, Sequence[bytes]], None],
         chunk: int,
     ) -> None:
         """chunk: rows per prefill step."""
@@ -221,7 +216,7 @@ class Fetcher:
         first = min(arrival.failures, default=None)
         reason = arrival.failures[first].reason if first is not None else ""
         lost = tuple(entry.chain for entry in restore.entries[first:]) if first is not None else ()
-        self._finished(choice if restore.awaited else None, reason, lost)
+        self._finished(choice, reason, lost)
 
 
 def _missing(match: Match, found: LookedUp) -> list[Entry]:

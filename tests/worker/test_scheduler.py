@@ -161,3 +161,17 @@ def test_common_prefix_is_the_longest(a: list[int], b: list[int]) -> None:
     n = common_prefix(a, b)
     assert a[:n] == b[:n]
     assert n == min(len(a), len(b)) or a[n] != b[n]
+
+
+def test_a_prefill_stops_where_rows_are_on_their_way_from_the_store() -> None:
+    job = Job("a", Stage.PREFILLING, 0.0, total=4000, rows=640, border=1000)
+    assert decide([job], LIMITS).prefill == Chunk("a", 640, 1000)
+    assert decide([replace(job, border=2048)], LIMITS).prefill == Chunk("a", 640, 1024)
+
+
+def test_who_is_being_read_for_is_not_preempted() -> None:
+    first = Job("first", Stage.DECODING, 0.0, total=10)
+    second = Job("second", Stage.DECODING, 1.0, total=10)
+    last = Job("last", Stage.PREFILLING, 2.0, total=1000, border=512)
+    assert victim([first, second, last], "first", LIMITS) == "second"
+    assert victim([first, last], "first", LIMITS) is None

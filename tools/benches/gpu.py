@@ -114,11 +114,11 @@ def reuse(models: Path, known: Known) -> list[Row]:
             row("repeated: same text", float(all(t == text for _, _, t in again)), "bool", bar="== 1", of="value"),
             row("last 10 % changed", tail[0], "s", baseline=cold, stats=[tail[1]]),
         ]
-        for position, stats in speeds.items():
-            speed = statistics.median(s["decode_tokens_per_s"] for s in stats)
+        for position, found in speeds.items():
+            speed = statistics.median(stats["decode_tokens_per_s"] for stats in found)
             base = known.get(f"mlx-lm, cuDNN 1: decode at {position}")
             bar = ">= 0.97" if base else ""
-            rows.append(row(f"decode at {position}", speed, "tok/s", baseline=base, bar=bar, stats=stats))
+            rows.append(row(f"decode at {position}", speed, "tok/s", baseline=base, bar=bar, stats=found))
         for name in ("page cache warm", "page cache cold"):
             daemon.stop()
             if name.endswith("cold"):

@@ -117,13 +117,14 @@ class Computer:
         if not restore.ready:
             raise Unfinished("the pool grew for what comes behind")
         self.rows_fed += len(tokens)
+        restore.wrote = not stored
         try:
             logits = forward(
                 self._model, self._cache, [(rows, tokens)], discard_last=stored, logits=end == total, arriving=restore
             )
             if logits is not None:
                 mx.eval(logits)
-            restore.finish(wrote=not stored)
+            restore.finish()
         except Exception:
             choice.request.cost.recomputed += len(tokens)
             raise

@@ -42,9 +42,11 @@ class Restore:
     """rows of the last entry that the prompt shares; 0: the last entry is a full block of the prompt"""
     arrival: Arrival
     patience: Patience
-    end: Callable[[Restore, bool], None]
+    end: Callable[[Restore], None]
     given_up: bool = False
     """a pass over it was left: it is not tried again"""
+    wrote: bool = False
+    """a pass over it, be it one that was left, has put rows behind those restored: over those of the last entry"""
 
     @property
     def ready(self) -> bool:
@@ -74,12 +76,12 @@ class Restore:
             block, group = self.arrival.landed.popleft()
             self.landings[block].settle(self.entries[block].tokens, self.arrival.groups[group].tensors)
 
-    def finish(self, *, wrote: bool) -> None:
-        """A pass over it is through: accept every block, with all of its bytes read and checked. wrote: the pass has
-        put rows behind those restored. Raises Unfinished; then nothing was accepted."""
+    def finish(self) -> None:
+        """A pass over it is through: accept every block, with all of its bytes read and checked. Raises Unfinished;
+        then nothing was accepted."""
         for group in self.arrival.groups:
             self.wait(group.layers - 1)
-        self.end(self, wrote)
+        self.end(self)
 
     def used(self, block: int) -> int:
         """Rows of a block that the sequence takes."""
@@ -186,13 +188,13 @@ class Fetcher:
         """End the restores that are over."""
         for restore in [one for one in self._open.values() if one.over]:
             restore.settle()
-            self._end(restore, False)
+            self._end(restore)
 
     def ready(self) -> Restore | None:
         """A restore over which a pass can begin before all of it is there."""
         return next((restore for restore in self._open.values() if restore.ready), None)
 
-    def _end(self, restore: Restore, wrote: bool) -> None:
+    def _end(self, restore: Restore) -> None:
         """Everything was read: accept the blocks in order, since each must follow from the one before."""
         choice, arrival = restore.choice, restore.arrival
         del self._open[arrival]
@@ -208,7 +210,7 @@ class Fetcher:
             used = restore.used(block)
             landing.accept(
                 arrival.tokens(block), entry.chain, parent=entry.parent, used=used,
-                overwritten=wrote and used < entry.tokens,
+                overwritten=restore.wrote and used < entry.tokens,
             )  # fmt: skip
         if used_chains := tuple(e.chain for b, e in enumerate(restore.entries) if b not in arrival.failures):
             self._outbox.tell(Touched(space, used_chains))

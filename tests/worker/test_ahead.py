@@ -241,6 +241,23 @@ def test_whoever_comes_while_a_pass_waits_is_served(rig: Rig, gate: Gate) -> Non
     assert counts(running) == (1, 0, len(prompt) - 1, 1)
 
 
+def test_a_pass_that_was_left_spoils_no_block_it_wrote_into(rig: Rig, gate: Gate, addressable: str) -> None:
+    prompt = ids(4 * B, 42)
+    asked = prompt[: 2 * B + 3] + ids(20, 43)
+    said = rig.ask(prompt)
+    cold, alone = rig.ask(asked, cache="off"), rig.ask(ids(40, 44), cache="off")
+    waiting = threading.Event()
+    restart(rig, gate, waiting.set)
+    running = rig.send(tokens=asked, logprobs=True, top_logprobs=5)
+    assert waiting.wait(PATIENCE)
+    same(alone, rig.ask(ids(40, 44), cache="off"))
+    gate.opened.set()
+    same(cold, running.end())
+    assert counts(running) == (20, 0, 2 * B + 3, 19)
+    same(said, rig.ask(prompt))
+    same(cold, rig.ask(asked))
+
+
 def test_streams_go_on_while_a_prefix_is_read(rig: Rig, gate: Gate) -> None:
     prompt, other = ids(4 * B, 34), ids(40, 35)
     cold = rig.ask(prompt)

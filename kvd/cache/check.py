@@ -162,7 +162,7 @@ def _check_kernel(
     lasts = zip(scattered.tails, (n - 1 for n in scattered.lengths), strict=True)
     ends = [tail[last // size] * size + last % size for tail, last in lasts]
     tables = kernels.Tables.of([View(*pair) for pair in zip(scattered.tails, scattered.lengths, strict=True)])
-    run = kernels.Span.of(Piece(size, size + scattered.lengths[0]))
+    run = kernels.Span(size, scattered.lengths[0])
 
     def both() -> mx.array:
         new = [mx.concatenate([part[..., end : end + 1, :] for end in ends]) for part in (keys, values)]

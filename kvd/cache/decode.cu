@@ -51,13 +51,13 @@ __device__ inline const uint4& load(const T* from) {
 // One block: one of the splits of one sequence, for the G query heads of one KV head. WARPS * 32 threads.
 //
 // q: [G, D], q_step apart. k, v: this head's rows of the pool. The sequence's rows are those of the blocks in `table`,
-// or without one `length` rows from `first` on. WRITE: its last row is not in the pool yet but in new_k [D] and
+// or without one `length` rows from `first` on. write: its last row is not in the pool yet but in new_k [D] and
 // new_v [DV]; it is brought there. scale has log2(e) in it: exponentials are powers of two. scratch: [splits, G, DV + 2]
 // floats; arrived: zero, and zero again afterwards. out: [G, DV].
-template <typename T, int D, int DV, int G, int BLOCK, int WARPS, bool WRITE>
+template <typename T, int D, int DV, int G, int BLOCK, int WARPS>
 __device__ void attend(
-    const T* q, int64_t q_step, T* k, T* v, const T* new_k, const T* new_v, const uint32_t* table, int first,
-    int length, float scale, int splits, int split, float* scratch, unsigned* arrived, T* out) {
+    const T* q, int64_t q_step, T* k, T* v, bool write, const T* new_k, const T* new_v, const uint32_t* table,
+    int first, int length, float scale, int splits, int split, float* scratch, unsigned* arrived, T* out) {
   constexpr int THREADS = WARPS * 32, K_PARTS = D / 32, V_PARTS = DV / 64;
   __shared__ float mixed[WARPS][G][DV];
   __shared__ float tops[WARPS][8], totals[WARPS][8];
@@ -67,7 +67,7 @@ __device__ void attend(
   const int turns = (length + STEP * WARPS - 1) / (STEP * WARPS);
   const int begin = static_cast<int>(static_cast<long long>(turns) * split / splits) * STEP * WARPS;
   const int end = min(length, static_cast<int>(static_cast<long long>(turns) * (split + 1) / splits) * STEP * WARPS);
-  const int fresh = WRITE ? length - 1 : -1;
+  const int fresh = write ? length - 1 : -1;
 
   auto place = [&](int at) {  // in the pool, of the first of 16 rows
     return table ? static_cast<size_t>(table[at / BLOCK]) * BLOCK + at % BLOCK : static_cast<size_t>(first) + at;
@@ -173,7 +173,7 @@ __device__ void attend(
         multiply(mix[h][j], tile, upper, lower, q);
       }
     }
-    if (WRITE && fresh < at + STEP) {
+    if (at <= fresh && fresh < at + STEP) {
       const size_t into = place(at) + fresh - at;
       if (lane < D / 8) {
         *reinterpret_cast<uint4*>(k + into * D + lane * 8) = load(new_k + lane * 8);

@@ -20,7 +20,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from kvd.cache.layout import KVLayout, LayerKV
-from kvd.cache.plan import Piece, View
+from kvd.cache.plan import View
 from kvd.cache.side import Side
 
 WARPS: Final = 8
@@ -37,16 +37,14 @@ MOST_DIM: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence whose rows are one run. `rows` is a view without memory, [first + 1, length]: a shape reaches the
-    kernel with the launch, whereas numbers in an array would have to be brought to the device in every step."""
+    """One sequence whose rows are one run of the pool."""
 
-    rows: mx.array
+    first: int
     longest: int
-    total: int
 
-    @staticmethod
-    def of(piece: Piece) -> Span:
-        return Span(mx.broadcast_to(_one(), (piece.start + 1, piece.rows)), piece.rows, piece.rows)
+    @property
+    def total(self) -> int:
+        return self.longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +114,15 @@ def attend_paged(
     splits = -(-turns // fair)
     scratch, arrived = _scratch(batch * kv_heads * splits * repeats * (v_dim + 2), batch * kv_heads)
     fresh = (queries, queries) if new is None else new
-    located = [where.rows] if isinstance(where, Span) else [where.blocks, where.lengths]
-    (out,) = _kernel(isinstance(where, Span))(
-        inputs=[queries, keys, values, *fresh, *located, _exponent(scale), scratch, arrived],
+    blocks, lengths = _no_tables() if isinstance(where, Span) else (where.blocks, where.lengths)
+    first, rows = (where.first + 1, where.longest) if isinstance(where, Span) else (0, 1)
+    (out,) = _kernel()(
+        inputs=[
+            queries, keys, values, *fresh, blocks, lengths, _numbers(first, rows, new is not None), _exponent(scale),
+            scratch, arrived,
+        ],
         template=[
-            ("T", keys.dtype), ("D", dim), ("DV", v_dim), ("G", repeats), ("BLOCK", block_size), ("WARPS", WARPS),
-            ("WRITE", new is not None),
+            ("T", keys.dtype), ("D", dim), ("DV", v_dim), ("G", repeats), ("BLOCK", block_size), ("WARPS", WARPS)
         ],
         grid=(splits * WARPS * 32, kv_heads, batch),
         threadgroup=(WARPS * 32, 1, 1),
@@ -132,32 +133,37 @@ def attend_paged(
     return result
 
 
-RUN: Final = "nullptr, rows_shape[0] - 1, rows_shape[1]"
-PAGED: Final = "blocks + blockIdx.z * blocks_shape[1], 0, lengths[blockIdx.z]"
 BODY: Final = """
-const int head = blockIdx.y, sequence = blockIdx.z, splits = gridDim.x;
+const int head = blockIdx.y, sequence = blockIdx.z, splits = gridDim.x, first = number_shape[0] - 2;
+const bool run = first >= 0;
 const size_t both = size_t(sequence) * gridDim.y + head;
-kvd::attend<T, D, DV, G, BLOCK, WARPS, WRITE>(
+kvd::attend<T, D, DV, G, BLOCK, WARPS>(
     q + sequence * q_strides[0] + head * G * q_strides[1], q_strides[1],
     const_cast<T*>(k) + size_t(head) * k_shape[2] * D, const_cast<T*>(v) + size_t(head) * k_shape[2] * DV,
-    new_k + sequence * new_k_strides[0] + head * new_k_strides[1],
+    number_shape[2] == 2, new_k + sequence * new_k_strides[0] + head * new_k_strides[1],
     new_v + sequence * new_v_strides[0] + head * new_v_strides[1],
-    {where}, scale[0], splits, blockIdx.x, const_cast<float*>(scratch) + both * splits * G * (DV + 2),
+    run ? nullptr : blocks + sequence * blocks_shape[1], first, run ? number_shape[1] : lengths[sequence], scale[0],
+    splits, blockIdx.x, const_cast<float*>(scratch) + both * splits * G * (DV + 2),
     const_cast<uint32_t*>(arrived) + both, out + both * G * DV);
 """
 
 
 @cache
-def _kernel(run: bool) -> Any:
-    located = ["rows"] if run else ["blocks", "lengths"]
+def _kernel() -> Any:
     return mx.fast.cuda_kernel(
-        name="kvd_attend_run" if run else "kvd_attend_paged",
-        input_names=["q", "k", "v", "new_k", "new_v", *located, "scale", "scratch", "arrived"],
+        name="kvd_attend",
+        input_names=["q", "k", "v", "new_k", "new_v", "blocks", "lengths", "number", "scale", "scratch", "arrived"],
         output_names=["out"],
         header=_source(),
-        source=BODY.replace("{where}", RUN if run else PAGED),
+        source=BODY,
         ensure_row_contiguous=False,
     )
+
+
+def _numbers(first: int, rows: int, write: bool) -> mx.array:
+    """A view without memory: its shape reaches the kernel with the launch, whereas numbers in an array would have to be
+    brought to the device in every step."""
+    return mx.broadcast_to(_one(), (first + 1, rows, 2 if write else 1))
 
 
 @cache
@@ -175,7 +181,13 @@ def _exponent(scale: float) -> mx.array:
 
 @cache
 def _one() -> mx.array:
-    return _kept(mx.array([[1]], dtype=mx.uint8))
+    return _kept(mx.array([[[1]]], dtype=mx.uint8))
+
+
+@cache
+def _no_tables() -> tuple[mx.array, mx.array]:
+    """In the place of tables: types are part of the kernel, which is compiled once for both."""
+    return _kept(mx.zeros((1, 1), dtype=mx.uint32)), _kept(mx.zeros(1, dtype=mx.int32))
 
 
 _held: list[mx.array] = []

@@ -61,7 +61,7 @@ def kernel_step(cache: PagedCache, views: Sequence[View], offsets: Sequence[int]
     if len(views) == 1:
         run = pieces(views[0].table, cache.block_size, 0, views[0].rows)
         if len(run) == 1:
-            return KernelStep(cache.pool, Span.of(run[0]), offsets[0], new)
+            return KernelStep(cache.pool, Span(run[0].start, run[0].rows), offsets[0], new)
     cache.tables = Tables.of(views, cache.tables)
     return KernelStep(cache.pool, cache.tables, offsets[0] if len(views) == 1 else cache.tables.lengths - 1, new)
 

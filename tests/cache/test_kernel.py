@@ -35,24 +35,17 @@ SHAPES = [
 PROGRAM = """
 #include "cuda_on_host.hpp"
 #include "{kernel}"
-template <bool WRITE>
-void run(const {T}* q, {T}* k, {T}* v, const {T}* new_k, const {T}* new_v, const uint32_t* table, int width, int first,
-         const int32_t* lengths, float scale, int pool_rows, int batch, int heads, int splits, float* scratch,
-         unsigned* arrived, {T}* out) {{
-  Block::run({{unsigned(splits), unsigned(heads), unsigned(batch)}}, {WARPS} * 32, [&] {{
-    const size_t both = size_t(blockIdx.z) * heads + blockIdx.y;
-    kvd::attend<{T}, {D}, {DV}, {G}, {BLOCK}, {WARPS}, WRITE>(
-        q + both * {G} * {D}, {D}, k + size_t(blockIdx.y) * pool_rows * {D}, v + size_t(blockIdx.y) * pool_rows * {DV},
-        new_k + both * {D}, new_v + both * {DV}, table ? table + blockIdx.z * width : nullptr, first,
-        lengths[blockIdx.z], scale, splits, blockIdx.x, scratch + both * splits * {G} * ({DV} + 2), arrived + both,
-        out + both * {G} * {DV});
-  }});
-}}
 extern "C" void attend(bool write, const {T}* q, {T}* k, {T}* v, const {T}* new_k, const {T}* new_v,
                        const uint32_t* table, int width, int first, const int32_t* lengths, float scale, int pool_rows,
                        int batch, int heads, int splits, float* scratch, unsigned* arrived, {T}* out) {{
-  (write ? run<true> : run<false>)(q, k, v, new_k, new_v, table, width, first, lengths, scale, pool_rows, batch, heads,
-                                   splits, scratch, arrived, out);
+  Block::run({{unsigned(splits), unsigned(heads), unsigned(batch)}}, {WARPS} * 32, [&] {{
+    const size_t both = size_t(blockIdx.z) * heads + blockIdx.y;
+    kvd::attend<{T}, {D}, {DV}, {G}, {BLOCK}, {WARPS}>(
+        q + both * {G} * {D}, {D}, k + size_t(blockIdx.y) * pool_rows * {D}, v + size_t(blockIdx.y) * pool_rows * {DV},
+        write, new_k + both * {D}, new_v + both * {DV}, table ? table + blockIdx.z * width : nullptr, first,
+        lengths[blockIdx.z], scale, splits, blockIdx.x, scratch + both * splits * {G} * ({DV} + 2), arrived + both,
+        out + both * {G} * {DV});
+  }});
 }}
 """
 

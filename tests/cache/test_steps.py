@@ -140,7 +140,7 @@ def test_with_a_kernel_a_step_is_one_launch_a_layer(monkeypatch, lengths):
 
     def attend(queries, new, k, v, where, scale, block_size):
         if isinstance(where, Span):
-            first, rows = where.rows.shape[0] - 1, where.rows.shape[1]
+            first, rows = where.first, where.longest
             tails, counts = (tuple(range(first // block_size, -(-(first + rows) // block_size))),), (rows,)
         else:
             counts = tuple(where.lengths.tolist())

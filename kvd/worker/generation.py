@@ -94,8 +94,7 @@ class Generation:
         self._begin_decode(choice, logits)
 
     def ahead(self, restore: Restore, due_s: float | None) -> None:
-        """The first pass behind a restore that is still being read; nothing else is due for `due_s` seconds. Where it
-        has to be left, all goes on as without it once everything was read."""
+        """The first pass behind a restore that is still being read; nothing else is due for `due_s` seconds."""
         choice, start, total = restore.choice, restore.rows, len(restore.choice.target)
         end = chunk_end(start, total, self._limits.chunk)
         self._pulse("prefill", STILL_S + self._expected(min(start, total - 1), end))

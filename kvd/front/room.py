@@ -21,10 +21,9 @@ class Room:
 
     async def make(self, slot: Slot, wanted: int) -> None:
         """Unload idle models until this one can have `wanted` bytes in all. Unloads none when all of them would not
-        do."""
-        idle = self._idle(slot)
-        while idle and self._free(slot) < wanted <= self._most(slot, idle):
-            await self._unload(idle.pop(0), "memory")
+        do. Which are idle is asked anew after each: a request may have come meanwhile."""
+        while (idle := self._idle(slot)) and self._free(slot) < wanted <= self._most(slot, idle):
+            await self._unload(idle[0], "memory")
 
     def is_coming(self, slot: Slot, nbytes: int) -> bool:
         """Whether others give way so that this one's pool can have `nbytes` more: ask again soon. Begins with it."""

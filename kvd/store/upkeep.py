@@ -113,26 +113,28 @@ def gc(core: Core) -> Round:
 def clear(core: Core, only: Collection[bytes] = ()) -> Round:
     """Drop all blocks, pins, damaged and foreign files, or those of some namespaces `only`; all of them also with what
     is remembered of prefixes seen once. What is being written right now stays. Raises OSError."""
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter(blocks=0)
     freed = 0
     core.pins.clear(only)
     _rescan(core)
-    slots = [s for s in core.table if not only or s.namespace in only]
-    slots.sort(key=lambda s: -s.start)
-    for at in range(0, len(slots), STEP):
-        freed += core.drop(slots[at : at + STEP], "cleared")
-        yield at, len(slots)
-    for orphan in [o for o in core.orphans.values() if not only or o.namespace in only]:
+    for orphan in [o for o in core.orphans.values() if not only or o.namespace in only]:  # before any is adopted
         freed += core.unlink(core.tree.shard(orphan.namespace, orphan.chain), orphan.disk)
         core.forget_orphan(orphan)
         counts["orphans"] += 1
+    slots = [s for s in core.table if not only or s.namespace in only]
+    slots.sort(key=lambda s: -s.start)
+    for at in range(0, len(slots), STEP):
+        there = [s for s in slots[at : at + STEP] if core.table.slots.get(s.chain) is s]
+        freed += core.drop(there, "cleared")
+        counts["blocks"] += len(there)
+        yield at, len(slots)
     if not only:
         core.sightings.clear()
     freed += core.collect_junk(of=only)
     counts["being_written"] = sum(1 for r in core.pending.values() if not only or r.namespace in only)
     compact(core)
     core.measure()
-    return Report(len(slots), freed, {name: n for name, n in counts.items() if n} | {"blocks": len(slots)})
+    return Report(counts["blocks"], freed, {name: n for name, n in counts.items() if n or name == "blocks"})
 
 
 def rebuild(core: Core) -> Round:

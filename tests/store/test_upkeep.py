@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from kvclient.errors import BadRequest, StoreError
+from kvd.store.adopt import adopt, reset_index
 from kvd.store.upkeep import clear, finish, gc, rebuild, verify
 from kvd.store.verbs import VERBS, advance, perform, steps
 from tests.store.conftest import World
 from torments.actor import Actor
 from torments.blocks import NAMESPACE
-from torments.oracle import leftovers
+from torments.oracle import Outcome, leftovers
 
 PROMPT = list(range(1, 11))
 BRANCH = [*PROMPT[:4], 50, 51]
@@ -141,8 +142,6 @@ def test_an_error_of_the_disk_is_one_of_the_store(full: Actor) -> None:
 
 
 def test_nothing_is_left_over_after_upkeep(full: Actor) -> None:
-    from torments.oracle import Outcome
-
     outcome = Outcome("x")
     perform(full.store, "gc", {})
     leftovers(outcome, full.store, "gc")
@@ -159,3 +158,32 @@ def test_an_index_that_is_mostly_free_pages_shrinks(world: World) -> None:
     perform(actor.store, "clear", {})
     assert data.stat().st_size < large / 4
     assert actor.put(PROMPT) == len(PROMPT) and world.reopen().get(PROMPT) == len(PROMPT)
+
+
+def test_what_leaves_while_a_clear_goes_on_is_no_error_and_not_counted_twice(
+    full: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.store.upkeep.STEP", 1)
+    core = full.store.core
+    work = clear(core)
+    next(work)
+    core.drop(list(core.table)[:1], "evicted.full")
+    assert finish(work).checked == 3
+    assert core.table.bytes == core.ledger.shards == 0
+    outcome = Outcome("x")
+    leftovers(outcome, full.store, "clear")
+    assert outcome.failures == []
+
+
+def test_a_clear_takes_what_upkeep_would_adopt_between_two_of_its_steps(
+    full: Actor, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.store.upkeep.STEP", 1)
+    core = full.store.core
+    reset_index(core)
+    adopt(core, list(core.orphans.values())[:2])
+    work = clear(core)
+    next(work)
+    full.store.tend()
+    finish(work)
+    assert len(core.table) == len(core.orphans) == 0

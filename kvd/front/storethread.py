@@ -182,10 +182,10 @@ class StoreThread:
         if not problem:
             return
         logger.error("store lost", problem=problem)
-        self._counts += Counter(self._stats.get("counters", {}))
-        self._counts["store_lost"] += 1
         self._guard("close", lambda store: store.close(), None)
+        self._counts += Counter(self._stats.get("counters", {}))
         self._store, self._stats, self._problem, self._retry_at = None, {}, problem, 0.0
+        self._counts["store_lost"] += 1  # the last: whoever sees it sees no store, until there is one again
         self._runs.clear()
         self._tell((EVERYTHING,))
 

@@ -49,6 +49,7 @@ class FakeStore:
     thread: set[int] = field(default_factory=set)
     left: tuple[Departure, ...] = ()
     lost: str = ""
+    at_close: Callable[[], None] = lambda: None
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -109,6 +110,7 @@ class FakeStore:
 
     def close(self) -> None:
         self.calls.append("close")
+        self.at_close()
 
 
 @dataclass(eq=False)
@@ -287,6 +289,36 @@ def test_a_store_whose_folder_is_gone_is_given_up_counted_and_opened_again(monke
         await thread.close(10)
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_store_that_is_counted_as_lost_is_not_shown_as_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storethread, "TEND_S", 0.01)
+    store = FakeStore()
+    attempts, shown = [store], list[tuple[bool, int]]()
+
+    def open_store() -> FakeStore:
+        look()
+        if not attempts:
+            raise StoreError("not there")
+        return attempts.pop()
+
+    def look() -> None:
+        if thread is not None:
+            shown.append((thread.status()["available"], thread.counts().get("store_lost", 0)))
+
+    thread: StoreThread | None = None
+
+    async def main() -> None:
+        nonlocal thread
+        thread = StoreThread(open_store)
+        await thread.do(lambda s: None)
+        store.at_close, store.lost = look, "deleted"
+        while not shown or not shown[-1][1]:
+            await asyncio.sleep(0.01)
+        await thread.close(10)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert (False, 1) in shown and (True, 1) not in shown
 
 
 def test_what_a_lost_worker_had_reserved_is_abandoned() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvd.config import Config
 from kvd.front.reload import limits
 from kvd.home import Home
-from kvd.messages import CommittedItem, ToWorker, Written
+from kvd.messages import CommittedItem, LookedUp, Reserve, Reserved, ToWorker, Written
 from kvd.store.base import Found, Limits, Refusal, Reservation
 from kvd.store.departed import Departure
 
@@ -49,6 +49,19 @@ class Asker(Protocol):
     @property
     def model(self) -> str: ...
     def send(self, message: ToWorker) -> None: ...
+
+
+def reserve(store: StoreLike, model: str, asked: Reserve) -> Reservation | Refusal:
+    """As a worker of this model asked."""
+    store.label(asked.namespace, model)
+    return store.reserve(
+        asked.namespace, asked.chain, asked.parent, asked.tokens, asked.start, asked.nbytes, asked.preview
+    )
+
+
+def nothing(asked: Any, reason: str) -> ToWorker:
+    """The answer to a lookup or a reserve that the store is not asked."""
+    return Reserved(asked.q, False, reason=reason) if isinstance(asked, Reserve) else LookedUp(asked.q, (), None, 0)
 
 
 def open_store(config: Config) -> Store:

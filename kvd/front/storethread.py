@@ -17,7 +17,7 @@ from kvclient.errors import KvdError, ProtocolError, StoreError
 from kvclient.wire import Message
 from kvd.front.audience import Audience
 from kvd.front.logs import logger
-from kvd.front.storelike import Asker, StoreLike
+from kvd.front.storelike import Asker, StoreLike, nothing, reserve
 from kvd.messages import (
     Abandon,
     BadShard,
@@ -32,8 +32,8 @@ from kvd.messages import (
     ToWorker,
     Written,
     to_front,
-)  # fmt: skip
-from kvd.store.base import Found, Limits, Refusal, Reservation
+)
+from kvd.store.base import Found, Limits, Refusal
 from kvd.store.departed import EVERYTHING, Departure
 
 MOST = 4096
@@ -88,7 +88,7 @@ class StoreThread:
         """A worker's message to the store; its answer, if it has one, goes to the worker."""
         if self._queue.qsize() > MOST and message.kind in ("lookup", "reserve"):
             self._counts["store_busy"] += 1
-            asker.send(_nothing(to_front(message), "store_busy"))
+            asker.send(nothing(to_front(message), "store_busy"))
             return
         self._queue.put(_Ask(asker, message))
 
@@ -152,13 +152,19 @@ class StoreThread:
                 case _Ask():
                     self._answer(item, written)
                 case _Forget(run):
+                    self._settle(written)
                     self._forget(run)
                 case _Do():
                     self._do(item)
+        self._settle(written)
+        return going
+
+    def _settle(self, written: list[tuple[Asker, Written]]) -> None:
+        """Say what left the store, then commit: a block that left and came back comes back later."""
         self._tell(self._guard("departed", lambda store: store.departed(), ()))
         if written:
             self._commit(written)
-        return going
+            written.clear()
 
     def _take(self) -> list[_Ask | _Forget | _Do | None]:
         """What is waiting; nothing, after a while, when upkeep is due."""
@@ -229,7 +235,7 @@ class StoreThread:
 
     def _reserve(self, asker: Asker, asked: Reserve) -> None:
         self._audience.join(asked.namespace, asker)
-        made = self._guard("reserve", lambda s: _reserve(s, asker.model, asked), Refusal(UNAVAILABLE))
+        made = self._guard("reserve", lambda s: reserve(s, asker.model, asked), Refusal(UNAVAILABLE))
         if isinstance(made, Refusal):
             self._send(asker, Reserved(asked.q, False, reason=made.reason))
             return
@@ -253,8 +259,7 @@ class StoreThread:
         self._guard("abandon", lambda s: s.abandon(reservation, reason), None)
 
     def _tell(self, departures: Sequence[Departure]) -> None:
-        """What left the store does not count as stored any more. Before the commits of the same turn: a block that left
-        and came back comes back later."""
+        """What left the store does not count as stored any more."""
         for asker, message in self._audience.told(departures):
             self._send(asker, message)
 
@@ -264,6 +269,8 @@ class StoreThread:
             self._abandon(reservation, "worker_lost")
 
     def _do(self, asked: _Do) -> None:
+        if not asked.answer.set_running_or_notify_cancel():
+            return
         if self._store is None:
             asked.answer.set_exception(StoreError(f"the store is not available: {self._problem}"))
             return
@@ -287,14 +294,3 @@ class StoreThread:
             self._off = off
             left, path = self._stats.get("shards_bytes"), self._stats.get("path")
             logger.warning("store off" if off else "store on", path=path, bytes=left, clear="kvd cache clear")
-
-
-def _reserve(store: StoreLike, model: str, asked: Reserve) -> Reservation | Refusal:
-    store.label(asked.namespace, model)
-    return store.reserve(
-        asked.namespace, asked.chain, asked.parent, asked.tokens, asked.start, asked.nbytes, asked.preview
-    )
-
-
-def _nothing(asked: Any, reason: str) -> ToWorker:
-    return Reserved(asked.q, False, reason=reason) if isinstance(asked, Reserve) else LookedUp(asked.q, (), None, 0)

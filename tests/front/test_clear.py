@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kvclient.wire import Message
+from kvd.front.slot import State
+from kvd.front.verbs.base import Call
+from kvd.front.verbs.cache import Cache
 from tests.front.support import Client, Daemon, daemon, until
 
 
@@ -55,11 +62,26 @@ def test_of_a_worker_that_dies_meanwhile_everything_is_gone(made: Daemon) -> Non
     with made.client() as client:
         client.call("load", {"model": "demo"})
         client.ask("generate", {"prompt": "stop"}, "demo")
-        until(lambda: made.status()["requests"], "the worker stands still")
+        pid = made.model()["pid"]
+        state = ("ps", "-o", "state=", "-p", str(pid))
+        until(lambda: "T" in subprocess.run(state, capture_output=True, text=True).stdout, "the worker stands still")
         clearing = client.ask("cache", {"verb": "clear"})
         until(lambda: [r for r in made.status()["requests"] if r["kind"] == "cache"], "the clear waits")
-        os.kill(made.model()["pid"], signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         assert client.results({clearing})[clearing].body["memory_blocks"] == 0
+
+
+def test_a_worker_that_is_unloaded_while_the_disk_is_cleared_is_not_waited_for() -> None:
+    slot = SimpleNamespace(state=State.LOADED, worker=SimpleNamespace(model="demo"))
+
+    class Store:
+        async def do(self, use: Any) -> Any:
+            slot.state, slot.worker = State.NOT_LOADED, None
+            return {"checked": 3, "freed": 30, "counts": {}, "namespaces": []}, 1, 1
+
+    services = SimpleNamespace(fleet=SimpleNamespace(slots=[slot]), store=Store())
+    body = asyncio.run(Cache().run(cast(Call, SimpleNamespace(body={"verb": "clear"}, services=services))))
+    assert (body["checked"], body["memory_blocks"]) == (3, 0)
 
 
 def test_memory_is_cleared_though_the_disk_cannot_be_and_the_error_says_both(made: Daemon) -> None:

@@ -335,6 +335,43 @@ def test_what_a_lost_worker_had_reserved_is_abandoned() -> None:
     assert store.calls.count("abandon 7 worker_lost") == 1
 
 
+def test_what_a_lost_worker_had_written_is_committed_though_both_come_at_once() -> None:
+    store = FakeStore(gate=threading.Event())
+
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        thread.ask(worker, RESERVE.encode())
+        await worker.next()
+        thread.ask(worker, LOOKUP.encode())
+        await asyncio.to_thread(store.inside.wait, 10)
+        thread.ask(worker, Written(7, b"s", 10).encode())
+        thread.forget(worker.run)
+        assert store.gate is not None
+        store.gate.set()
+        await thread.do(lambda s: None)
+
+    with_store(store, test)
+    assert store.commits == [1] and "abandon 7 worker_lost" not in store.calls
+
+
+def test_who_no_longer_waits_for_an_answer_does_not_end_the_thread() -> None:
+    store = FakeStore(gate=threading.Event())
+
+    async def test(thread: StoreThread, worker: Worker) -> None:
+        thread.ask(worker, LOOKUP.encode())
+        await asyncio.to_thread(store.inside.wait, 10)
+        asked = asyncio.create_task(thread.do(lambda s: s.calls.append("asked")))
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert store.gate is not None
+        store.gate.set()
+        assert await asyncio.wait_for(thread.do(lambda s: "alive"), 10) == "alive"
+
+    with_store(store, test)
+    assert "asked" not in store.calls
+
+
 def test_questions_beyond_the_limit_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FakeStore(gate=threading.Event())
     monkeypatch.setattr(storethread, "MOST", 3)

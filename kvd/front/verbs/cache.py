@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from kvclient.errors import BadRequest, StoreError
@@ -44,33 +43,37 @@ async def _stored(call: Call) -> Body:
 
 
 async def _clear(call: Call) -> Body:
-    """The disk first, so that nothing comes back from there, then the memory of loaded models. Blocks that requests use
-    stay until the next clear."""
+    """The disk first, so that nothing comes back from there, then the memory of the models that are loaded then. Blocks
+    that requests use stay until the next clear."""
     model = call.body.get("model")
-    loaded = [s.worker for s in call.services.fleet.slots if s.state is State.LOADED and s.worker is not None]
-    whole = [worker for worker in loaded if model in (None, worker.model)]
     answer: Body = {"checked": 0, "freed": 0, "counts": {}, "namespaces": []}
     try:
         answer = await _stored(call)
     except BadRequest:
-        if not whole:
+        if all(worker.model != model for worker in _loaded(call)):
             raise
     except StoreError as problem:
-        blocks = (await _forgotten(whole, (), ()))["memory_blocks"]
+        blocks = (await _forgotten(call, model, ()))["memory_blocks"]
         raise StoreError(f"{problem.message}; {blocks} blocks were forgotten in memory", **problem.details) from None
     namespaces = tuple(bytes.fromhex(namespace) for namespace in answer["namespaces"])
-    return {**answer, **await _forgotten(whole, [w for w in loaded if w not in whole], namespaces)}
+    return {**answer, **await _forgotten(call, model, namespaces)}
 
 
-async def _forgotten(whole: Collection[Worker], others: Collection[Worker], namespaces: tuple[bytes, ...]) -> Body:
-    """`whole` forget everything; `others`, which may share weights with a model of that name, these namespaces."""
-    asked = [worker.clear() for worker in whole]
-    asked += [worker.clear(namespaces) for worker in others if namespaces]
+async def _forgotten(call: Call, model: str | None, namespaces: tuple[bytes, ...]) -> Body:
+    """The model of this name, or every one, forgets everything; others, which may share weights with it, these
+    namespaces."""
+    workers = _loaded(call)
+    asked = [worker.clear() for worker in workers if model in (None, worker.model)]
+    asked += [worker.clear(namespaces) for worker in workers if namespaces and model not in (None, worker.model)]
     answers = await asyncio.gather(*asked)
     return {
         "memory_blocks": sum(one.blocks for one in answers), "memory_bytes": sum(one.nbytes for one in answers),
         "memory_blocks_in_use": sum(one.in_use for one in answers),
     }  # fmt: skip
+
+
+def _loaded(call: Call) -> list[Worker]:
+    return [s.worker for s in call.services.fleet.slots if s.state is State.LOADED and s.worker is not None]
 
 
 def _steps(owner: Any, verb: str, fields: dict[str, Any]) -> Steps:

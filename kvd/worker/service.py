@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -34,9 +35,12 @@ class Growth:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Future[Consent]] = {}
+        self._late: dict[int, int] = {}
+        """bytes of questions that are not waited for any more"""
 
     def ask(self, nbytes: int, needed: bool = False) -> Consent:
-        """May the pool take `nbytes` more? Without an answer it may not. Less than none is given back."""
+        """May the pool take `nbytes` more? Without an answer it may not, and one that grants them later gives them back.
+        Less than none is given back."""
         number, answer = next(self._numbers), Future[Consent]()
         if nbytes < 0:
             self._outbox.tell(Grow(number, nbytes))
@@ -44,19 +48,21 @@ class Growth:
         with self._lock:
             self._open[number] = answer
         self._outbox.tell(Grow(number, nbytes, needed))
-        try:
+        with suppress(TimeoutError):
             return answer.result(GRANT_WAIT_S)
-        except TimeoutError:
-            return Consent.NO
-        finally:
-            with self._lock:
-                self._open.pop(number, None)
+        with self._lock:
+            if self._open.pop(number, None) is not None:
+                self._late[number] = nbytes
+                return Consent.NO
+        return answer.result()
 
     def granted(self, message: Granted) -> None:
         with self._lock:
-            answer = self._open.get(message.q)
+            answer, late = self._open.pop(message.q, None), self._late.pop(message.q, 0)
         if answer is not None:
             answer.set_result(Consent.YES if message.ok else Consent.SOON if message.coming else Consent.NO)
+        elif late and message.ok:
+            self._outbox.tell(Grow(next(self._numbers), -late))
 
 
 class Service:

@@ -148,6 +148,19 @@ def test_a_bug_in_preparation_ends_that_request_alone(prompter: Prompter) -> Non
     assert isinstance(from_wire(desk.next().body), Internal)
 
 
+def test_bytes_that_are_granted_too_late_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.worker.service.GRANT_WAIT_S", 0.0)
+    desk = Desk()
+    for ok in (False, True):
+        assert desk.growth.ask(1000) is Consent.NO
+        asked = to_front(desk.next())
+        assert isinstance(asked, Grow)
+        desk.service.receive(Granted(asked.q, ok, 0))
+        desk.service.receive(Granted(asked.q, ok, 0))
+    back = to_front(desk.next())
+    assert isinstance(back, Grow) and back.nbytes == -1000 and not len(desk.outbox)
+
+
 def test_the_pool_grows_only_with_the_ledger_s_consent() -> None:
     desk = Desk()
     answers: list[Consent] = []

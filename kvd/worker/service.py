@@ -39,7 +39,7 @@ class Growth:
         """bytes of questions that are not waited for any more"""
 
     def ask(self, nbytes: int, needed: bool = False) -> Consent:
-        """May the pool take `nbytes` more? Without an answer it may not, and one that grants them later gives them back.
+        """May the pool take `nbytes` more? Without an answer it may not; what one grants later is given back.
         Less than none is given back."""
         number, answer = next(self._numbers), Future[Consent]()
         if nbytes < 0:

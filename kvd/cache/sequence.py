@@ -72,12 +72,13 @@ class CachedSequence:
     # --- growing
 
     def reserve(self, n: int) -> None:
-        """Capacity for n further rows, private to this sequence. Raises PoolFull; then nothing has changed."""
+        """Capacity for n further rows, private to this sequence; no more than there is room for before landings. Raises
+        PoolFull; then nothing has changed."""
         self.cache.assert_owner()
         if n <= self.spare:
             return
-        assert not self.closed and not self._landings
         manager, size = self.cache.manager, self.cache.block_size
+        assert not self.closed and (not self._landings or self.rows + n <= self._landings[0].index * size)
         at, inside = divmod(self.rows, size)
         more = max(0, -(-(self.rows + n) // size) - len(self._table))
         ready = not inside or manager.writable(self._table[at], inside)
@@ -123,9 +124,9 @@ class CachedSequence:
 
     # --- sharing
 
-    def adopt(self, match: Match, kept: int = 0) -> None:
-        """Take references on a match's blocks behind the first `kept`; stops at one that has gone since the lookup."""
-        for entry in match.blocks[kept:]:
+    def adopt(self, match: Match) -> None:
+        """Take references on a match's blocks; stops at one that has gone since the lookup."""
+        for entry in match.blocks:
             if not self._take(entry, self.cache.block_size):
                 break
             self._chains.append(entry.chain)
@@ -133,19 +134,6 @@ class CachedSequence:
             if match.child is not None:
                 self._take(match.child, match.child_rows)
         self._straighten()
-
-    def extend(self, tokens: Sequence[int]) -> int:
-        """Take what another sequence has made known of the tokens that come next; returns the rows gained."""
-        self.cache.assert_owner()
-        assert not self._landings
-        match = self.cache.index.match(self.namespace, [*self.tokens, *tokens])
-        if match.rows <= self.rows:
-            return 0
-        before = self.rows
-        kept = min(len(self._chains), len(match.blocks))
-        self._cut(kept)
-        self.adopt(match, kept)
-        return self.rows - before
 
     def fork(self) -> CachedSequence:
         """A twin that shares every block; whoever writes first into the shared tail gets a copy of it."""

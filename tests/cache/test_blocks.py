@@ -147,7 +147,7 @@ def nearly_zeros(length: int, at: int) -> list[int]:
 
 
 KINDS = ["open"] * 5 + ["write"] * 8 + ["close"] * 4 + ["land"] * 2 + ["pin"] * 2
-KINDS += ["tail", "reserve", "fork", "extend", "truncate", "unpin"]
+KINDS += ["tail", "reserve", "fork", "truncate", "unpin"]
 
 
 def action(source: random.Random) -> tuple[str, ...]:
@@ -199,7 +199,7 @@ def test_blocks_always_hold_the_chain_they_are_known_by(blocks, grows, count, se
     assert set(cache.manager.refs) == {0} and cache.manager.available == cache.manager.total
 
 
-SEQUENCE_ACTIONS = {"write", "land", "reserve", "tail", "close", "fork", "extend", "truncate"}
+SEQUENCE_ACTIONS = {"write", "land", "reserve", "tail", "close", "fork", "truncate"}
 
 
 def act(cache, live, sequence, name, tokens, part):
@@ -224,10 +224,6 @@ def act(cache, live, sequence, name, tokens, part):
             live.remove(sequence)
     elif name == "fork":
         live.append(sequence.fork())
-    elif name == "extend":
-        rows = sequence.rows
-        gained = sequence.extend(tokens)
-        assert sequence.rows == rows + gained and gained <= len(tokens)
     elif name == "truncate":
         sequence.truncate(int(sequence.rows * part))
     else:

@@ -125,8 +125,8 @@ def test_out_of_order_and_a_failed_block_cuts_what_follows(addressable):
     fill(landings[2], saved, BLOCK)
     landings[2].accept(entry.tokens, entry.chain, parent=entry.parent)
     prefill(net, cache, sequence, tokens[: 2 * BLOCK])
-    assert sequence.extend(tokens[2 * BLOCK :]) == 2 * BLOCK
     finish(sequence)
+    assert cache.match(tokens).rows == 4 * BLOCK
     got, _, computed = ask(net, cache, tokens)
     assert computed == 1
     assert same(got, stock_logits(net, tokens))
@@ -238,3 +238,24 @@ def test_bytes_of_a_failed_restore_do_not_spoil_rows_that_mask_them(addressable)
     sequence.close()
     tokens = prompt(BLOCK + 3)
     assert near(ask(net, cache, tokens)[0], stock_logits(net, tokens))
+
+
+def test_who_shares_a_block_before_the_landings_gets_rows_that_stay(addressable):
+    """The front of a prefix is computed while the rest is read, and another prompt ends where it is by now."""
+    net, start = model(), BLOCK + BLOCK // 2
+    tokens = prompt(3 * BLOCK)
+    blocks = stored(net, tokens)
+    cache = new_cache(net)
+    sequence = cache.open(tokens, None)
+    (landing,) = sequence.landing(1, behind=2)
+    prefill(net, cache, sequence, tokens[:start], chunk=BLOCK // 2)
+    sequence.tail()
+    other = cache.open(tokens[:start], cache.match(tokens[:start]))
+    assert other.rows == start
+    prefill(net, cache, sequence, tokens[: 2 * BLOCK], chunk=BLOCK // 2)
+    fill(landing, blocks[2][1], BLOCK)
+    landing.accept(blocks[2][0].tokens, blocks[2][0].chain, parent=blocks[2][0].parent)
+    assert sequence.rows == 3 * BLOCK
+    assert near(step(net, cache, other, 5), stock_logits(net, [*tokens[:start], 5]))
+    finish(other)
+    assert near(step(net, cache, sequence, 5), stock_logits(net, [*tokens, 5]))

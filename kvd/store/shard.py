@@ -136,16 +136,17 @@ class ShardReader:
 def read_shard(
     files: Files, path: str, entry: Entry | None, expected: Expected, into: Sequence[memoryview]
 ) -> ShardHeader:
-    """Read a whole shard straight into `into` and check every byte; returns its header (all of its token ids).
+    """Read a whole shard straight into `into` and check every byte, as `open_shard` and `read_tensors` do in parts;
+    returns its header (all of its token ids).
 
     Raises ShardDamaged(reason): not usable, tell the owner (`bad_shard`). OSError: FileNotFoundError means it vanished;
     any other is a miss, the shard may be fine. `into` holds garbage after either. ValueError: `into` does not fit."""
     size, checksum = (entry.size, entry.checksum) if entry else (0, b"")
-    with ShardReader(files, path, expected, size=size, checksum=checksum) as reader:
-        if reader.header.data_bytes != sum(view.nbytes for view in into):
-            raise ValueError(f"{path}: {reader.header.data_bytes} bytes of data for other buffers")
-        reader.read(into)
-        return reader.header
+    parsed = open_shard(files, path, expected, size=size, checksum=checksum)
+    if parsed.header.data_bytes != sum(view.nbytes for view in into):
+        raise ValueError(f"{path}: {parsed.header.data_bytes} bytes of data for other buffers")
+    read_tensors(files, path, parsed, 0, into)
+    return parsed.header
 
 
 def open_shard(files: Files, path: str, expected: Expected, *, size: int = 0, checksum: bytes = b"") -> Parsed:

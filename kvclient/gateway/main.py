@@ -17,6 +17,7 @@ from kvclient.gateway.settings import DEFAULT_MAX_BODY, DEFAULT_MAX_REQUESTS, Se
 from kvclient.gateway.volatile import RULES, Rule, rules_named
 from kvclient.parser import USAGE, Parser
 
+INTERRUPTED: Final = 130
 DRAIN_S: Final = 10
 """How long a stop waits for replies in progress."""
 DESCRIPTION: Final = """\
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KvdError as problem:
         print(f"kv-gateway: {problem.message}", file=sys.stderr)
         return problem.exit_code
+    except KeyboardInterrupt:  # uvicorn has stopped in order and raises the signal again
+        return INTERRUPTED
 
 
 def _parser() -> Parser:

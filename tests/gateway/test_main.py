@@ -78,3 +78,21 @@ def test_it_starts_says_where_serves_and_stops_on_sigterm_without_mlx() -> None:
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    code = "import sys; from kvclient.gateway.main import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "KVD_SOCKET": str(tmp_path / "none.sock"), "KVD_HOME": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("kv-gateway: ").strip()
+        assert httpx.get(url + "/", timeout=20).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20) == ("", "")
+        assert process.returncode == 130
+    finally:
+        process.kill()
+        process.wait()

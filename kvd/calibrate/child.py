@@ -144,7 +144,8 @@ def calibrate(order: Order, teller: Teller) -> str:
 def _paths(model: Any, native: KVLayout, block: int, architecture: str) -> Callable[[KVLayout], Paths]:
     """The attention paths as a worker has them after its check at load, which starts a process on some devices: that
     is done for the native layout only."""
-    from kvd.cache.check import check, check_device, narrowed, query_heads
+    from kvd.cache.check import check, narrowed, query_heads
+    from kvd.cache.check_device import check_device
 
     paths = check(model, native, block, architecture).paths
 

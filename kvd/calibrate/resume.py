@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvd.cache.check import MODEL_ERRORS
+from kvd.cache.check_device import MODEL_ERRORS
 
 
 class Resume:

@@ -11,11 +11,13 @@ import pytest
 from mlx_lm.models.cache import RotatingKVCache
 
 from kvclient.errors import UnsupportedModel
-from kvd.cache import check as checks
-from kvd.cache import precision
-from kvd.cache.check import check, check_device
+from kvd.cache import check_device as checks
+from kvd.cache import kernel, precision
+from kvd.cache.check import check, narrowed
+from kvd.cache.check_device import check_device, wanted
 from kvd.cache.hostmem import on_cpu
 from kvd.cache.inspection import inspect_layout
+from kvd.cache.kernel import Span
 from kvd.cache.layout import KVLayout, LayerKV, Precision
 from kvd.cache.paged import PagedCache
 from kvd.cache.paths import Paths, preferences
@@ -163,3 +165,43 @@ def test_an_architecture_that_ignores_the_cache_is_refused(monkeypatch):
     with pytest.raises(UnsupportedModel) as caught:
         check(net, layout, BLOCK, "forgetful")
     assert "forgetful" in str(caught.value)
+
+
+def portable_kernel(queries, new, k, v, where, scale, block_size):
+    """What the CUDA kernel does, row by row in float32."""
+    runs = isinstance(where, Span)
+    tables = [range(where.first, where.first + where.longest)] if runs else [
+        [row for block in table for row in range(block * block_size, (block + 1) * block_size)][:n]
+        for table, n in zip(where.blocks.tolist(), where.lengths.tolist(), strict=True)
+    ]  # fmt: skip
+    outs = []
+    for i, rows in enumerate(tables):
+        if new is not None:
+            for side, values in zip((k, v), new, strict=True):
+                side.parts[0][..., rows[-1] : rows[-1] + 1, :] = values[i : i + 1]
+        keys, values = (mx.take(side.parts[0], mx.array(list(rows)), axis=2).astype(mx.float32) for side in (k, v))
+        query = queries[i : i + 1].astype(mx.float32)
+        outs.append(mx.fast.scaled_dot_product_attention(query, keys, values, scale=scale))
+    return mx.concatenate(outs).astype(queries.dtype)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_kernel_that_is_right_is_all_that_is_looked_at_and_a_wrong_one_is_off(monkeypatch, right):
+    wrong = lambda *given: portable_kernel(*given) * 1.5  # noqa: E731
+    monkeypatch.setattr(kernel, "available", lambda: True)
+    monkeypatch.setattr(kernel, "attend_paged", portable_kernel if right else wrong)
+    layout = KVLayout((LayerKV(2, 64, 64), LayerKV(2, 32, 64)), "bfloat16")
+    assert wanted(layout, 16, 8).kernel
+    found = {item.path: item for item in check_device(layout, 16, 8)}
+    assert found["kernel"].ok == right
+    assert set(found) == ({"kernel"} if right else {"kernel", "view", "fold", "table"})
+    paths = narrowed(wanted(layout, 16, 8), list(found.values()), layout)
+    assert paths.kernel == right
+
+
+def test_a_kernel_that_does_not_write_the_last_row_is_off(monkeypatch):
+    forgets = lambda q, new, *given: portable_kernel(q, None, *given)  # noqa: E731
+    monkeypatch.setattr(kernel, "available", lambda: True)
+    monkeypatch.setattr(kernel, "attend_paged", forgets)
+    found = check_device(KVLayout((LayerKV(2, 64, 64),), "float16"), 32, 4, view=False)
+    assert not next(item for item in found if item.path == "kernel").ok

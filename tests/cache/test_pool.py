@@ -221,3 +221,36 @@ def test_steps_in_line_behind_each_other_are_in_place_too(batch):
     mx.eval(ids)
     assert mx.get_peak_memory() - held < cache.pool.arrays[0].nbytes
     assert where(cache) == before
+
+
+def in_line(array):
+    """Something that reads a view of `array` for a while and is being computed now."""
+    view = array[..., : array.shape[2] - 4, :]
+    out = mx.softmax(mx.ones((1, 1, 1024, array.shape[3])) @ view.swapaxes(-1, -2), axis=-1) @ view
+    mx.async_eval(out)
+    return out
+
+
+def test_while_other_threads_hold_addresses_a_pass_waits_for_what_still_reads_the_arrays():
+    net = model()
+    cache = new_cache(net, blocks=4096)
+    _, sequence, _ = ask(net, cache, prompt(20))
+    before, generation = where(cache), cache.pool.acquire()
+    running = [in_line(array) for array in cache.pool.arrays]
+    step(net, cache, sequence, 5)
+    assert where(cache) == before
+    generation.drop()
+    mx.eval(running)
+
+
+def test_whoever_asks_for_addresses_after_an_update_that_copied_gets_those_of_the_copy():
+    pool = KVPool(KVLayout((LayerKV(2, 64, 64),), "float32"), 4, 8)
+    pool.acquire().drop()
+    kept = pool.arrays[0][..., :1, :]
+    mx.eval(kept)
+    pool.write([(pool.arrays[0], 4, mx.ones((1, 2, 4, 64)))])
+    generation = pool.acquire()
+    with pool.reading(generation, 1, 4) as windows:
+        assert bytes(windows[0]) == bytes(memoryview(mx.ones((4, 64))))
+    generation.drop()
+    assert kept.shape[2] == 1

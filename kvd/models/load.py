@@ -107,6 +107,10 @@ def load(folder: Path, backend: Backend | None = None, *, available: int | None 
         to_float32(model, form.dense)
     else:
         to_activation_type(model, config)
+    if backend == "cuda":
+        from kvd.models.rows import put_together
+
+        put_together(model)
     evaluate(model)
     tokenizer = load_tokenizer(folder, config)
     return Loaded(model, tokenizer, _info(model, config, backend, form.notes))

@@ -9,10 +9,12 @@ from typing import Any, Final
 import structlog
 
 from kvclient.errors import Internal, KvdError, OutOfMemory
+from kvd.cache.hostmem import on_cpu
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import PoolFull
 from kvd.worker import report
 from kvd.worker.arrival import Unfinished
+from kvd.worker.compiling import Compiling
 from kvd.worker.compute import Computer, twin
 from kvd.worker.fetch import Restore
 from kvd.worker.finish import Finisher
@@ -65,6 +67,7 @@ class Generation:
         self._rates = rates
         self._limits = limits
         self._pulse = pulse
+        self._compiling = Compiling(gpu=not on_cpu())
         self._clock = clock
         self._turn_at = 0.0
         """when streams had their last step"""
@@ -77,7 +80,7 @@ class Generation:
             return  # the decode step before it took its room
         rows = chunk.end - chunk.start
         expected = self._expected(chunk.start, chunk.end)
-        self._pulse("prefill", expected)
+        self._pulse("prefill", expected + self._compiling.extra_s("prefill", rows))
         with_logits = chunk.end == len(choice.target)
         try:
             if not with_logits:
@@ -163,7 +166,7 @@ class Generation:
         """One token for each, in one batch; those that join while a step is in line wait for the next. `alone`: nothing
         else is due, so that the following step may be put in line before this one's tokens are known."""
         batch = self._computer.pending(choices)
-        self._pulse("decode", STEP_S)
+        self._pulse("decode", STEP_S + self._compiling.extra_s("decode", len(choices)))
         try:
             if not batch:
                 batch = self._with_room(choices)

@@ -43,19 +43,10 @@ class Generation:
     """Carries out chunks and steps for the requests in `live` and takes out those that end."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        eos: frozenset[int],
-        cache: PagedCache,
-        computer: Computer,
-        finisher: Finisher,
-        live: Live,
-        outbox: Outbox,
-        rates: Rates,
-        limits: Limits,
-        pulse: Callable[[str, float], None],
+        self, tokenizer: Tokenizer, eos: frozenset[int], cache: PagedCache, computer: Computer, finisher: Finisher,
+        live: Live, outbox: Outbox, rates: Rates, limits: Limits, pulse: Callable[[str, float], None],
         clock: Callable[[], float],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`pulse(phase, seconds)` is told before every pass what it is and how long it should take."""
         self._tokenizer = tokenizer
         self._eos = eos

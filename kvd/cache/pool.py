@@ -67,6 +67,12 @@ class KVPool:
 
     # --- rows
 
+    def settle(self) -> None:
+        """Before updates are planned: while other threads have addresses, wait for steps in line. One that still reads
+        an array makes the next update copy it, away from those addresses."""
+        if self.host_addressable and self._generation is not None and self._generation.handles:
+            mx.synchronize()
+
     def write(self, items: Sequence[Item]) -> None:
         """Bring rows into arrays of the pool, in place; what reads those from now on sees them."""
         self._assigned = (launch if self.launches else assign)(items)
@@ -126,12 +132,11 @@ class KVPool:
     def acquire(self) -> Buffers:
         """The current buffers, evaluated, counted as in use by one more handle."""
         self.evaluate()
-        if self._generation is None:
-            height = self.blocks * self.block_size
-            if self.copier is not None:
-                self._generation = DeviceGeneration(self.arrays, height, self.copier)
-            else:
-                self._generation = Generation(self.arrays, height)
+        height = self.blocks * self.block_size
+        if self.copier is not None:
+            self._generation = self._generation or DeviceGeneration(self.arrays, height, self.copier)
+        elif self._generation is None or not self._generation.handles:
+            self._generation = Generation(self.arrays, height)  # updates may have copied since nobody looked
         self._generation.acquire()
         return self._generation
 

@@ -35,6 +35,7 @@ SCATTER_FROM = 4
 
 def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence | Outlook], count: int, discard_last: bool) -> Step:
     """count: new tokens per sequence."""
+    cache.pool.settle()
     size = cache.block_size
     if discard_last:
         assert count == 1 and len(sequences) == 1 and sequences[0].rows >= 1

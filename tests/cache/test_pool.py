@@ -12,6 +12,7 @@ from kvd.cache.paged import forward
 from kvd.cache.placement import Move
 from kvd.cache.pool import KVPool
 from kvd.cache.results import Consent, PoolFull
+from kvd.cache.steps import plan_step
 from tests.cache.support import (
     BLOCK,
     ask,
@@ -233,11 +234,13 @@ def in_line(array):
 
 def test_while_other_threads_hold_addresses_a_pass_waits_for_what_still_reads_the_arrays():
     net = model()
-    cache = new_cache(net, blocks=4096)
+    cache = new_cache(net, blocks=1024)
     _, sequence, _ = ask(net, cache, prompt(20))
+    sequence.reserve(1)
     before, generation = where(cache), cache.pool.acquire()
-    running = [in_line(array) for array in cache.pool.arrays]
-    step(net, cache, sequence, 5)
+    running = in_line(cache.pool.arrays[0])
+    rows = mx.ones((1, 2, 1, 32))
+    mx.eval(plan_step(cache, [sequence], 1, False).fetch(0, rows, rows))
     assert where(cache) == before
     generation.drop()
     mx.eval(running)

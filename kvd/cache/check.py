@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from kvclient.errors import UnsupportedModel
 from kvd.cache.check_device import TOLERANCE, PathCheck, check_device, compare, wanted
-from kvd.cache.hostmem import on_cpu
+from kvd.cache.hostmem import address, on_cpu
 from kvd.cache.layout import KVLayout, LayerKV
 from kvd.cache.paged import CachedSequence, PagedCache, forward
 from kvd.cache.paths import Paths
@@ -50,7 +50,9 @@ def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> R
         )  # fmt: skip
     paths = wanted(layout, block_size, heads)
     chunked = ok.get("chunk", False) and ok.get("chunked", False)
-    found_ok = replace(paths, opaque=ok["opaque"], chunked_from=paths.chunked_from if chunked else None)
+    found_ok = replace(
+        paths, opaque=ok["opaque"], chunked_from=paths.chunked_from if chunked else None, ahead=ok.get("ahead", True)
+    )
     return Report(narrowed(found_ok, found, layout), tuple(found))
 
 
@@ -113,9 +115,28 @@ def check_architecture(model: Any, layout: KVLayout, heads: int, *, kernel: bool
         checks.append(compare("opaque", limit, mx.concatenate([expected[1]] * rows), opaque))
         if cache.windowed:
             checks[-1] = PathCheck("opaque", False, None, "the model asks for a sliding window over a plain cache")
+        if mx.metal.is_available():
+            checks.append(check_ahead(model, cache, sequence))
     else:
         checks.append(PathCheck("opaque", False, None, "the run path failed"))
     return checks
+
+
+def check_ahead(model: Any, cache: PagedCache, sequence: CachedSequence) -> PathCheck:
+    """Whether the pool's updates are in place when the step before is still in line. MLX does not wait for it, and what
+    is in flight on a GPU refers to the pool: in a model of few layers every step would copy all of it."""
+    sequence.reserve(2)
+    before = [address(array) for array in cache.pool.arrays]
+    token = mx.array([1])
+    for _ in range(2):
+        out = forward(model, cache, [(sequence, [1])], inputs=token)
+        assert out is not None
+        token = mx.argmax(out, axis=-1)
+        mx.async_eval(token)
+        sequence.advance([1])
+    cache.pool.evaluate()
+    stays = [address(array) for array in cache.pool.arrays] == before
+    return PathCheck("ahead", stays, None, "" if stays else "an update behind a step in line copies the pool")
 
 
 def _step(model: Any, cache: PagedCache, sequences: Sequence[CachedSequence], token: int) -> mx.array:

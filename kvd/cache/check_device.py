@@ -35,8 +35,8 @@ MODEL_ERRORS = (AttributeError, TypeError, ValueError, RuntimeError, IndexError,
 
 @dataclass(frozen=True, slots=True)
 class PathCheck:
-    """path: view, fold, table, chunk, kernel (the device), run, opaque, chunked (the architecture). error: relative to
-    the reference; None where there is none."""
+    """path: view, fold, table, chunk, kernel (the device), run, opaque, chunked, ahead (the architecture). error:
+    relative to the reference; None where there is none."""
 
     path: str
     ok: bool

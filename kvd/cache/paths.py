@@ -16,6 +16,7 @@ class Paths:
     grain: rows that the block table is read in; None: whole blocks.
     chunked_from: rows from which a prefill chunk attends by `attend_chunk`; None: never.
     kernel: decode attends by `kvd.cache.kernel`; none of the other paths of decode is used then.
+    ahead: a step may be put in line before the one before it is computed; else updates would copy the pool.
     """
 
     view: bool = True
@@ -27,6 +28,7 @@ class Paths:
     grain: int | None = None
     chunked_from: int | None = None
     kernel: bool = False
+    ahead: bool = True
 
     def prefers_chunked(self, count: int, rows: int) -> bool:
         """Whether a chunk of `count` rows that ends at `rows` attends by `attend_chunk`."""

@@ -164,7 +164,8 @@ class Generation:
                 if not batch:
                     return
                 self._computer.begin(batch)
-            drawn = self._computer.finish(alone and len(batch) == len(choices) and self._may_go_ahead(batch))
+            alone = alone and self._cache.paths.ahead and len(batch) == len(choices)
+            drawn = self._computer.finish(alone and self._may_go_ahead(batch))
         except Exception as problem:  # noqa: BLE001  the border of one request, as in prefill
             self._computer.forget(batch)
             if len(batch) == 1:

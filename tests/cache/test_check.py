@@ -11,6 +11,7 @@ import pytest
 from mlx_lm.models.cache import RotatingKVCache
 
 from kvclient.errors import UnsupportedModel
+from kvd.cache import check as architecture
 from kvd.cache import check_device as checks
 from kvd.cache import kernel, precision
 from kvd.cache.check import check, narrowed
@@ -205,3 +206,16 @@ def test_a_kernel_that_does_not_write_the_last_row_is_off(monkeypatch):
     monkeypatch.setattr(kernel, "attend_paged", forgets)
     found = check_device(KVLayout((LayerKV(2, 64, 64),), "float16"), 32, 4, view=False)
     assert not next(item for item in found if item.path == "kernel").ok
+
+
+def test_updates_that_copy_the_pool_behind_a_step_in_line_end_the_looking_ahead(monkeypatch):
+    net = model()
+    cache = new_cache(net)
+    _, sequence, _ = ask(net, cache, prompt(20))
+    assert architecture.check_ahead(net, cache, sequence).ok
+    moved = iter(range(1000))
+    monkeypatch.setattr(architecture, "address", lambda array: next(moved))
+    assert not architecture.check_ahead(net, cache, sequence).ok
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    report = check(net, inspect_layout(net), BLOCK, "llama")
+    assert report.paths == replace(preferences("float32", BLOCK, on_cpu()), ahead=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -225,3 +227,23 @@ def test_a_short_question_is_answered_while_a_long_prompt_prefills() -> None:
         assert not long.ended.is_set()
         assert short.kind == "done"
         assert computed(long.end()) == 3500
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_steps_are_put_in_line_ahead_only_where_that_does_not_copy_the_pool(rig: Rig, ahead: bool) -> None:
+    asked: list[bool] = []
+    computer = rig.engine._computer
+    finish = computer.finish
+
+    def noted(wanted: bool) -> Any:
+        asked.append(wanted)
+        return finish(wanted)
+
+    def prepare() -> None:
+        rig.cache.paths = replace(rig.cache.paths, ahead=ahead)
+        computer.finish = noted  # type: ignore[method-assign]
+
+    rig.on_engine(prepare)
+    expected = rig.send(tokens=ids(20), max_tokens=12, temperature=0.0).end()
+    assert asked and any(asked) == ahead
+    assert len(expected.text) > 0

@@ -66,18 +66,20 @@ class Copier:
 
     def copy(self, planes: Sequence[tuple[int, int, int, int, int, int]]) -> None:
         """Each plane: (from, its pitch, to, its pitch, bytes of a row, rows), all in bytes and addresses of host or
-        device. Returns when all are there."""
+        device. Returns when all are there, or none is on its way any more."""
         stream = self._enter()
         driver = self._driver
         unified = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
-        for source, source_pitch, target, target_pitch, width, height in planes:
-            plane = driver.CUDA_MEMCPY2D()
-            plane.srcMemoryType = plane.dstMemoryType = unified
-            plane.srcDevice, plane.srcPitch = source, source_pitch
-            plane.dstDevice, plane.dstPitch = target, target_pitch
-            plane.WidthInBytes, plane.Height = width, height
-            self._do("cuMemcpy2DAsync", plane, stream)
-        self._do("cuStreamSynchronize", stream)
+        try:
+            for source, source_pitch, target, target_pitch, width, height in planes:
+                plane = driver.CUDA_MEMCPY2D()
+                plane.srcMemoryType = plane.dstMemoryType = unified
+                plane.srcDevice, plane.srcPitch = source, source_pitch
+                plane.dstDevice, plane.dstPitch = target, target_pitch
+                plane.WidthInBytes, plane.Height = width, height
+                self._do("cuMemcpy2DAsync", plane, stream)
+        finally:  # whatever is in line uses memory that is the caller's
+            self._do("cuStreamSynchronize", stream)
 
     def _enter(self) -> Any:
         """The stream of this thread."""

@@ -104,7 +104,8 @@ class PagedCache:
         """The bytes of a published block for a writer thread; None where it is gone already.
 
         Full blocks are pinned, and read where they are when their bytes are asked for; a partial tail is copied at once
-        (copy=None), since the next turn is likely to write right behind the match inside it.
+        (copy=None), since the next turn is likely to write right behind the match inside it. Raises OSError where that
+        copy fails.
         """
         self.assert_owner()
         entry = published.entry
@@ -119,7 +120,11 @@ class PagedCache:
         opened = pool.reading(generation, block, rows)
         if copied:
             handle = HostBlock(opened, generation.drop)
-            handle.buffers()
+            try:
+                handle.buffers()
+            except OSError:
+                handle.release()
+                raise
             return handle
         self.manager.pin(block)
 

@@ -24,7 +24,7 @@ class FakeDriver:
     def __init__(self, fails: str = "") -> None:
         self.fails = fails
         self.pinned: dict[int, Any] = {}
-        self.copied = 0
+        self.copied = self.waits = 0
 
     def CUDA_MEMCPY2D(self) -> SimpleNamespace:
         return SimpleNamespace()
@@ -45,6 +45,7 @@ class FakeDriver:
         return self._answer("cuStreamCreate", "stream")
 
     def cuStreamSynchronize(self, stream):
+        self.waits += 1
         return self._answer("cuStreamSynchronize")
 
     def cuMemHostAlloc(self, nbytes, flags):

@@ -15,6 +15,7 @@ from kvd.cache.devicemem import KEPT, Copier, CopyFailed, DeviceGeneration
 from kvd.cache.hostmem import Generation, HostBlock, address, addressable, window
 from kvd.cache.layout import Part
 from tests.cache.driver import FakeDriver
+from tests.cache.support import BLOCK, device_of, model, new_cache, prefill, prompt
 
 
 def test_this_device_can_be_addressed():
@@ -87,6 +88,27 @@ def test_copies_go_back_to_buffers_that_are_kept_and_errors_name_the_call():
         assert caught.value.errno == errno.EIO
     with pytest.raises(CopyFailed, match="cuInit"):
         Copier(FakeDriver(fails="cuInit"))
+
+
+def test_a_copy_that_fails_waits_for_those_that_are_in_line_before_its_buffer_is_anothers():
+    driver = FakeDriver()
+    copies = Copier(driver)
+    driver.fails = "cuMemcpy2DAsync"
+    with pytest.raises(CopyFailed), copies.pinned(1000) as at:
+        copies.copy([(at, 4, at + 64, 4, 4, 1)] * 2)
+    assert driver.waits == 1
+
+
+def test_a_tail_that_cannot_be_copied_is_an_error_that_holds_nothing(monkeypatch):
+    device_of("copied", monkeypatch)
+    cache = new_cache(model())
+    sequence = cache.open([], None)
+    prefill(model(), cache, sequence, prompt(BLOCK // 2))
+    tail = sequence.tail()
+    monkeypatch.setattr(cache.pool.copier._driver, "fails", "cuMemcpy2DAsync")
+    with pytest.raises(CopyFailed):
+        cache.host_rows(tail)
+    assert not cache.pool._generation.handles
 
 
 def test_what_is_written_under_an_error_is_not_copied_to_the_device(monkeypatch):

@@ -18,6 +18,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from kvd.cache.hostmem import ALL_PARTS, Handles, window
+from kvd.cache.inplace import addresses
 from kvd.cache.kernel import available
 from kvd.cache.layout import Part
 
@@ -164,29 +165,3 @@ class DeviceGeneration(Handles):
         for part, base, (host, _) in zip(parts[which], self._addresses[which], windows, strict=True):
             size = part.row_bytes
             yield base + first * size, host, self.height * size, rows * size, part.heads
-
-
-def addresses(arrays: Sequence[mx.array]) -> list[int]:
-    """Where evaluated arrays lie on the device, told by a kernel that is given them. Nothing refers to them when this
-    returns."""
-    found = [_whereabouts(array) for array in arrays]
-    mx.eval(found)
-    mx.synchronize()
-    return [int(place.item()) for place in found]  # type: ignore[arg-type]
-
-
-def _whereabouts(array: mx.array) -> mx.array:
-    (place,) = _kernel()(
-        inputs=[array], template=[("T", array.dtype)], grid=(1, 1, 1), threadgroup=(1, 1, 1),
-        output_shapes=[(1,)], output_dtypes=[mx.uint64],
-    )  # fmt: skip
-    result: mx.array = place
-    return result
-
-
-@cache
-def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
-        name="kvd_address", input_names=["x"], output_names=["place"], ensure_row_contiguous=False,
-        source="place[0] = reinterpret_cast<unsigned long long>(x);",
-    )  # fmt: skip

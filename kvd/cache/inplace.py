@@ -58,9 +58,9 @@ def launch(items: Sequence[Item]) -> list[mx.array]:
 
 
 def addresses(arrays: Sequence[mx.array]) -> list[int]:
-    """Where evaluated arrays lie on the device, told by the kernel that writes them: each row 0 onto itself. To be asked
-    before anybody else writes there. MLX compiles a kernel anew in every process, which takes seconds, so this is not
-    one of its own."""
+    """Where evaluated arrays lie on the device, told by the kernel that writes them: each row 0 onto itself. To be
+    asked before anybody else writes there. MLX compiles a kernel anew in every process, which takes seconds, so this is
+    not one of its own."""
     places = launch([(array, 0, array[..., :1, :]) for array in arrays])
     mx.eval(places)
     mx.synchronize()

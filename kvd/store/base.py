@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from kvd.messages import CommittedItem, Entry, Written
 
@@ -14,6 +14,8 @@ __all__ = [
 PAGE = 4096
 STORED = frozenset({"exists", "covered"})
 """Refusals that mean: these tokens are durable already."""
+FIRST_USE: Final = "first_use"
+"""The refusal that means: noted, and taken when another use offers it."""
 
 
 def disk_bytes(size: int) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvd.cache.chain import next_chain
 from kvd.store.adopt import adopt
-from kvd.store.base import Refusal, Reservation, disk_bytes
+from kvd.store.base import FIRST_USE, Refusal, Reservation, disk_bytes
 from kvd.store.core import Core
 from kvd.store.kv import IndexFailed
 from kvd.store.lookup import best_child
@@ -69,7 +69,7 @@ def _refuses(
     if child is not None and rows == len(tokens):
         return "covered"
     if core.limits.admission == "second" and not core.sightings.again(chain):
-        return "first_use"
+        return FIRST_USE
     if not (parent == namespace or parent in core.table.slots or parent in core.by_chain or parent in core.orphans):
         return "parent_missing"
     disk = disk_bytes(nbytes)

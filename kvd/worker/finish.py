@@ -48,7 +48,7 @@ class Finisher:
     def published(self, choice: Choice, block: Published) -> None:
         """A block of a running request became full."""
         if choice.request.prompt.params.stores:
-            self._store(block)
+            self._store(choice.request, block)
 
     def release(self, choice: Choice) -> None:
         """A choice ended, whatever the way: its rows become known to the last one and go to the store."""
@@ -67,7 +67,7 @@ class Finisher:
             return
         match = self._cache.match(tokens, namespace)
         for block in blocks_of(match):
-            self._store(block)
+            self._store(request, block)
         if choice.index == 0:
             request.trail = _trail(match)
 
@@ -94,8 +94,11 @@ class Finisher:
         self._waiting.pop(request, None)
         self._outbox.event("error", request.id, problem.to_wire())
 
-    def _store(self, block: Published) -> None:
-        if self._spill.state(block.chain) is State.UNKNOWN:
+    def _store(self, request: Request, block: Published) -> None:
+        """An offer is a use: what the store only noted waits for another request."""
+        state, again = self._spill.state(block.chain), block.chain in request.offered
+        if state is State.UNKNOWN or (state is State.NOTED and not again):
+            request.offered.add(block.chain)
             self._spill.offer(block, line(self._tokenizer, block.tokens), self._cache.host_rows)
 
     def _pending(self, request: Request) -> bool:

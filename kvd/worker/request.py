@@ -41,6 +41,7 @@ class Cost:
 @dataclass(slots=True, eq=False)
 class Request:
     """`trail`: (chain, leading tokens up to its end) of the blocks that hold prompt and first answer, once it ended.
+    `offered`: chains offered to the store for it, of which one that was only noted is not offered twice.
     `out_of_memory`: what an answer that was cut for lack of room needed, and what there was."""
 
     id: str
@@ -53,6 +54,7 @@ class Request:
     miss_reason: str | None = None
     divergence: Mapping[str, Any] | None = None
     trail: Sequence[tuple[bytes, int]] = ()
+    offered: set[bytes] = field(default_factory=set)
     kv_rows: int = 0
     out_of_memory: Mapping[str, Any] | None = None
 

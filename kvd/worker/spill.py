@@ -22,18 +22,20 @@ from kvd.cache.layout import SAFETENSORS_NAMES, KVLayout
 from kvd.cache.prefix import PrefixIndex
 from kvd.cache.results import Published
 from kvd.messages import Abandon, Committed, Left, Reserve, Reserved, Written
-from kvd.store.base import STORED
+from kvd.store.base import FIRST_USE, STORED
 from kvd.store.files import Files
 from kvd.store.shard import ShardHeader, TensorSpec, file_bytes, store_shard
 from kvd.store.table import PREVIEW
 from kvd.worker.outbox import Outbox
 
 REMEMBERED: Final = 1 << 18
-"""chains known to be durable; forgetting one costs a refused reserve"""
+"""chains known to be durable, or noted; forgetting one costs a refused reserve, or that its first use counts twice"""
 
 
 class State(Enum):
     UNKNOWN = "unknown"
+    NOTED = "noted"
+    """refused at its first use: to be offered again by another request only"""
     PENDING = "pending"
     DURABLE = "durable"
 
@@ -71,6 +73,7 @@ class Spill:
         self._written: dict[int, _Job] = {}
         self._pending: dict[bytes, _Job] = {}
         self._durable: OrderedDict[bytes, None] = OrderedDict()
+        self._noted: OrderedDict[bytes, None] = OrderedDict()
         self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.pending_bytes = 0
         self.counters: Counter[str] = Counter()
@@ -81,13 +84,15 @@ class Spill:
         with self._lock:
             if chain in self._pending:
                 return State.PENDING
-            return State.DURABLE if chain in self._durable else State.UNKNOWN
+            if chain in self._durable:
+                return State.DURABLE
+            return State.NOTED if chain in self._noted else State.UNKNOWN
 
     def offer(self, block: Published, text: str, host: Callable[[Published], HostBlock | None]) -> bool:
         """Write `block` and its `text` unless it is stored or on its way. False: dropped (`counters` says why). `host`
         is called on this thread, only if the block is to be written; it returns None for a block that memory has
         lost."""
-        if self.state(block.chain) is not State.UNKNOWN:
+        if self.state(block.chain) in (State.PENDING, State.DURABLE):
             return True
         rows = len(block.tokens)
         header = ShardHeader(
@@ -109,6 +114,7 @@ class Spill:
             self.pending_bytes += nbytes
             self._asked[number] = job
             self._pending[block.chain] = job
+            self._noted.pop(block.chain, None)
         preview = text[:PREVIEW]
         self._outbox.tell(
             Reserve(number, block.namespace, block.chain, block.parent, block.tokens, block.start, nbytes, preview)
@@ -120,7 +126,7 @@ class Spill:
         with self._lock:
             for place, chain in enumerate(chains):
                 if place < hits:
-                    self._remember(chain)
+                    _remember(self._durable, chain)
                 else:
                     self._durable.pop(chain, None)
 
@@ -194,14 +200,17 @@ class Spill:
             self.pending_bytes -= job.nbytes
             self.counters[reason or "stored"] += 1
             if stored:
-                self._remember(job.header.chain)
+                _remember(self._durable, job.header.chain)
+            elif reason == FIRST_USE:
+                _remember(self._noted, job.header.chain)
         self._settled(job.header.chain)
 
-    def _remember(self, chain: bytes) -> None:
-        self._durable[chain] = None
-        self._durable.move_to_end(chain)
-        if len(self._durable) > REMEMBERED:
-            self._durable.popitem(last=False)
+
+def _remember(chains: OrderedDict[bytes, None], chain: bytes) -> None:
+    chains[chain] = None
+    chains.move_to_end(chain)
+    if len(chains) > REMEMBERED:
+        chains.popitem(last=False)
 
 
 @lru_cache(maxsize=512)

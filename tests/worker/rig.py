@@ -249,10 +249,14 @@ class Rig:
 
     def clear_store(self) -> None:
         """Drop every block, as `kvd cache clear` does, on the thread that owns the store."""
-        done: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._errands.put(lambda: done.put(sum(1 for _ in upkeep.clear(self.store.core))))
+        self.on_store(lambda: sum(1 for _ in upkeep.clear(self.store.core)))
+
+    def on_store(self, action: Callable[[], Any]) -> Any:
+        """What `action` returns, called on the thread that owns the store."""
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._errands.put(lambda: done.put(action()))
         self._wakes.put(True)
-        done.get(timeout=PATIENCE)
+        return done.get(timeout=PATIENCE)
 
     def release_writes(self) -> None:
         self.hold_writes.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvd.store.base import Limits as StoreLimits
 from kvd.store.faults import Faults, FaultyFiles
 from kvd.worker.spill import State
 from tests.worker.rig import B, Rig, ids
@@ -76,3 +77,12 @@ def test_only_a_commit_makes_a_block_durable() -> None:
         rig.release_writes()
         assert rig.ask(ids(2 * B, 1)).stats["stored_tokens"] >= 2 * B
         assert [rig.engine.spill.state(chain) for chain in chains] == [State.DURABLE] * 2
+
+
+def test_a_prefix_that_is_written_at_its_second_use_is_not_written_at_the_end_of_its_first() -> None:
+    prompt = ids(4 * B + 5, 1)
+    with Rig() as rig:
+        rig.on_store(lambda: rig.store.set_limits(StoreLimits(1 << 30, admission="second")))
+        assert rig.ask(prompt, max_tokens=2 * B).stats["stored_tokens"] == 0
+        assert rig.on_store(lambda: rig.store.stats())["blocks"] == 0
+        assert rig.ask(prompt, max_tokens=2 * B).stats["stored_tokens"] >= len(prompt)

@@ -23,6 +23,9 @@ from kvd.worker.tools import END, START, chosen, described
 
 _CONTINUATIONS: Final = ("A", "zq", "\n1")
 """what may follow a warmed text: tokens that all of these leave alone belong to the text"""
+LONG: Final = 16
+"""characters per token of the context: of a longer text the beginning is encoded first, since encoding takes memory of
+a hundred times the text"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +99,27 @@ class Prompter:
             bad = next(token for token in tokens if not 0 <= token < self._vocab)
             raise BadRequest(f"token id {bad} is not within 0 and {self._vocab - 1}", value=bad, vocab=self._vocab)
 
-    def _encode(self, text: str) -> list[int]:
-        bos = self._tokenizer.bos_token
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not (bos and text.startswith(bos)))
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        """special: begin with what the tokenizer puts before a text. Raises ContextLengthExceeded for one that is far
+        beyond the context."""
+        head = LONG * self._context
+        if len(text) > head and (found := len(self._tokenizer.encode(text[:head]))) > 2 * self._context:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(text)} characters, of which the first {head} are {found} tokens, and the model's "
+                f"limit is {self._context} tokens",
+                prompt=found, limit=self._context, reusable_prefix=0,
+            )  # fmt: skip
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
         return ids
+
+    def _encode_raw(self, text: str) -> list[int]:
+        bos = self._tokenizer.bos_token
+        return self._encode(text, special=not (bos and text.startswith(bos)))
 
     def _read(self, open_end: bool, text: str) -> list[int]:
         if not open_end:
-            return self._encode(text)
-        return _shared([self._encode(text + more) for more in _CONTINUATIONS])
+            return self._encode_raw(text)
+        return _shared([self._encode_raw(text + more) for more in _CONTINUATIONS])
 
     def _chat(
         self,
@@ -132,8 +147,7 @@ class Prompter:
             text = self._tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False, **settings)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as problem:
             raise BadRequest(f"the chat template refuses these messages: {problem}", field="messages") from problem
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+        return self._encode(text, special=False)
 
 
 def pin_clock(day: datetime.date) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
-from kvclient.errors import BadRequest
+from kvclient.errors import BadRequest, ContextLengthExceeded
 from kvd.worker.prompt import Prompter
 from tests.tiny import CHAT_TEMPLATE, tiny_model
 
@@ -101,3 +101,28 @@ def test_a_seed_is_drawn_where_none_was_given(prompter: Prompter) -> None:
     seeds = {prompter.prepare("generate", {"prompt": "a"}).params.sampling.seed for _ in range(5)}
     assert len(seeds) == 5
     assert prompter.prepare("generate", {"prompt": "a", "seed": 7}).params.sampling.seed == 7
+
+
+class Counting:
+    """A tokenizer that remembers the longest text it was to encode."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.longest = inner, 0
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.longest = max(self.longest, len(text))
+        return self.inner.encode(text, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "messages"])
+def test_a_text_far_over_the_context_is_refused_by_its_beginning(folder: Path, kind: str) -> None:
+    """Memory and time of its tokens would be those of the whole."""
+    counting = Counting(load_tokenizer(folder))
+    prompter = Prompter(counting, vocab=512, context=100, today=DAY)
+    text = "the of and a " * 10_000
+    with pytest.raises(ContextLengthExceeded, match="limit is 100 tokens"):
+        prompter.prepare("generate", {"prompt": text} if kind == "prompt" else user(text))
+    assert 0 < counting.longest <= 5_000

@@ -30,7 +30,7 @@ from kvd.worker.planner import Rates
 from kvd.worker.prompt import Prompt
 from kvd.worker.request import Choice, Request, Times
 from kvd.worker.restore import Readers
-from kvd.worker.scheduler import Limits, Stage, check_admission, decide, positions
+from kvd.worker.scheduler import Limits, Stage, decide, positions
 from kvd.worker.spill import Spill
 
 PINNED_S: Final = 0.05
@@ -207,7 +207,6 @@ class Engine:
             held = self._cache.match(request.tokens, request.namespace).rows
             excess.details["reusable_prefix"] = min(held, excess.details["limit"])
             raise excess
-        check_admission(sum(choice.stage is Stage.WAITING for choice in self._live.choices), self._limits)
         needed = -(-len(request.tokens) // self._cache.block_size)
         if needed > self._cache.max_blocks:
             token = self._facts.bytes_per_token

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from kvclient.errors import Busy
-
 GRID: Final = 64
 """rows; chunks start and end on multiples of it, counted from token 0: products of at least that many rows are
 bit-equal however a prompt is cut (design section 2)"""
@@ -52,14 +50,13 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`chunk`: rows per prefill step. While a stream decodes a step has fewer, where they would take longer than
-    `beside_s`, and the stream has its turn every `turn_s` within it. `max_live` bounds the sequences that hold KV;
-    `max_waiting` the queue. `row_s` is the measured time per prefilled row."""
+    `beside_s`, and the stream has its turn every `turn_s` within it. `max_live` bounds the sequences that hold KV.
+    `row_s` is the measured time per prefilled row."""
 
     chunk: int = 512
     beside_s: float = 1.0
     turn_s: float = 0.25
     max_live: int = 32
-    max_waiting: int = 64
     row_s: float = 0.005
 
 
@@ -84,15 +81,6 @@ class Decision:
 def deadline(job: Job, limits: Limits) -> float:
     """Seconds on the clock of `arrival`; smaller goes first."""
     return job.arrival + CONCESSION_S[job.priority] + (job.total - job.rows) * limits.row_s
-
-
-def check_admission(waiting: int, limits: Limits) -> None:
-    """Raises Busy when one more request would exceed the queue."""
-    if waiting >= limits.max_waiting:
-        raise Busy(
-            f"{waiting} requests are waiting already, the limit is {limits.max_waiting}: try again later",
-            waiting=waiting, limit=limits.max_waiting,
-        )  # fmt: skip
 
 
 def unknown(start: int, end: int) -> float | None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvclient.errors import Busy
 from kvd.worker.scheduler import (
     CONCESSION_S,
     GRID,
@@ -16,7 +14,6 @@ from kvd.worker.scheduler import (
     Job,
     Limits,
     Stage,
-    check_admission,
     chunk_end,
     common_prefix,
     decide,
@@ -24,7 +21,7 @@ from kvd.worker.scheduler import (
     victim,
 )
 
-LIMITS = Limits(chunk=512, max_live=4, max_waiting=8, row_s=0.01)
+LIMITS = Limits(chunk=512, max_live=4, row_s=0.01)
 settings.register_profile("worker", deadline=None)
 settings.load_profile("worker")
 
@@ -147,13 +144,6 @@ def test_the_last_in_order_gives_way_when_the_pool_is_full() -> None:
     assert victim([first, last], "first", LIMITS) == "last"
     assert victim([first, last], "last", LIMITS) == "last"
     assert victim([first], "first", LIMITS) is None
-
-
-def test_one_request_too_many_is_busy_with_both_numbers() -> None:
-    check_admission(7, LIMITS)
-    with pytest.raises(Busy) as caught:
-        check_admission(8, LIMITS)
-    assert caught.value.details == {"waiting": 8, "limit": 8}
 
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))

@@ -11,7 +11,7 @@ from tests.worker.rig import Answer, Rig, ids
 
 def test_random_requests_and_cancels_leave_nothing_behind() -> None:
     random.seed(7)
-    limits = Limits(chunk=64, max_waiting=1000)
+    limits = Limits(chunk=64)
     with Rig(pool_blocks=64, limits=limits, store_limit=4 << 20) as rig:
         known = [ids(10 + 3 * n, n) for n in range(20)]
         right = [rig.ask(prompt, max_tokens=6, cache="off").text for prompt in known]

@@ -1,17 +1,18 @@
-"""Dispatch of `kvd VERB`. Only the asked verb's module is imported, so that `kvd status` never loads mlx."""
+"""Dispatch of `kvd VERB`. Only the asked verb's module is imported, so that `kvd status` never loads mlx.
+
+Hardly anything is imported before `main` runs: until then Ctrl-C ends in a traceback.
+"""
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import importlib
 import os
 import sys
-from types import ModuleType
+from typing import TYPE_CHECKING
 
-from kvclient.errors import KvdError
-from kvclient.parser import USAGE, Parser
-from kvd.cli.usage import Usage
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from kvclient.parser import Parser
 
 VERBS = {
     "serve": "run the daemon in the foreground",
@@ -32,6 +33,7 @@ VERBS = {
     "logs": "the daemon's log, and those of crashed workers",
     "config": "the configuration and where each value comes from",
 }
+USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
@@ -40,15 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     """Entry point of the `kvd` script. Returns the exit code; errors of users are one line on stderr."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        code = _dispatch(words)
+        code = _run(words)
         sys.stdout.flush()
         return code
-    except KvdError as error:
-        print(f"kvd: {error.message}", file=sys.stderr)
-        return error.exit_code
-    except Usage as error:
-        print(f"kvd: {error}; see `kvd {words[0]} --help`", file=sys.stderr)
-        return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -56,8 +52,26 @@ def main(argv: list[str] | None = None) -> int:
         return PIPE_CLOSED
 
 
+def _run(words: list[str]) -> int:
+    from kvclient.errors import KvdError
+    from kvd.cli.usage import Usage
+
+    try:
+        return _dispatch(words)
+    except KvdError as error:
+        print(f"kvd: {error.message}", file=sys.stderr)
+        return error.exit_code
+    except Usage as error:
+        print(f"kvd: {error}; see `kvd {words[0]} --help`", file=sys.stderr)
+        return USAGE
+
+
 def parser_of(verb: str) -> Parser:
     """The verb's own parser, with its help."""
+    import argparse
+
+    from kvclient.parser import Parser
+
     module = _module(verb)
     parser = Parser(
         prog=f"kvd {verb}",
@@ -70,6 +84,8 @@ def parser_of(verb: str) -> Parser:
 
 
 def _module(verb: str) -> ModuleType:
+    import importlib
+
     return importlib.import_module(f"kvd.cli.{verb}")
 
 
@@ -99,6 +115,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _unknown(verb: str) -> int:
+    import difflib
+
     near = difflib.get_close_matches(verb, VERBS, n=1)
     print(f"kvd: no verb {verb!r}{f'; did you mean {near[0]}?' if near else ''} (see kvd --help)", file=sys.stderr)
     return USAGE

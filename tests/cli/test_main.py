@@ -90,6 +90,12 @@ def test_version_loads_no_heavy_package() -> None:
     assert done.stdout.splitlines()[1] == "[]"
 
 
+def test_little_is_imported_before_an_interruption_is_caught() -> None:
+    code = "import sys; before = set(sys.modules); import kvd.cli.main; print(*sorted(set(sys.modules) - before))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"argparse", "difflib", "kvclient.errors"} & set(loaded), loaded
+
+
 @pytest.mark.parametrize("verb", sorted(set(cli.VERBS) - {"pull"}))
 def test_no_verb_of_the_running_system_imports_mlx(verb: str) -> None:
     code = (

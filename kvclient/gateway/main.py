@@ -35,9 +35,8 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
     try:
-        options = parser.parse_args(arguments)
+        options = _parser().parse_args(arguments)
         given = _from_file(paths.home() / "kvd.toml")
         host = str(options.host or given.get("host") or "127.0.0.1")
         port = int(options.port if options.port is not None else given.get("port", 8471))

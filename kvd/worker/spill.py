@@ -91,7 +91,7 @@ class Spill:
     def offer(self, block: Published, text: str, host: Callable[[Published], HostBlock | None]) -> bool:
         """Write `block` and its `text` unless it is stored or on its way. False: dropped (`counters` says why). `host`
         is called on this thread, only if the block is to be written; it returns None for a block that memory has
-        lost."""
+        lost, and raises OSError for one that the device does not give out."""
         if self.state(block.chain) in (State.PENDING, State.DURABLE):
             return True
         rows = len(block.tokens)
@@ -104,7 +104,11 @@ class Spill:
             if self.pending_bytes + nbytes > self._max_pending:
                 self.counters["slow_disk"] += 1
                 return False
-        bytes_of = host(block)
+        try:
+            bytes_of = host(block)
+        except OSError:
+            self.counters["copy_failed"] += 1
+            return False
         if bytes_of is None:
             self.counters["evicted"] += 1
             return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from kvd.store.base import Limits as StoreLimits
@@ -86,3 +88,23 @@ def test_a_prefix_that_is_written_at_its_second_use_is_not_written_at_the_end_of
         assert rig.ask(prompt, max_tokens=2 * B).stats["stored_tokens"] == 0
         assert rig.on_store(lambda: rig.store.stats())["blocks"] == 0
         assert rig.ask(prompt, max_tokens=2 * B).stats["stored_tokens"] >= len(prompt)
+
+
+def test_a_block_that_a_device_does_not_give_out_is_dropped_and_counted() -> None:
+    def fails(published: object) -> None:
+        raise OSError(errno.EIO, "cuMemHostAlloc: 2")
+
+    with Rig() as rig:
+        rig.on_engine(lambda: setattr(rig.cache, "host_rows", fails))
+        answer = rig.ask(ids(2 * B + 5, 1), durable_wait_ms=0)
+        assert answer.stats["stored_tokens"] == 0
+        assert rig.engine.spill.counters["copy_failed"] >= 3 and not rig.engine.spill.pending_bytes
+
+
+def test_what_was_read_counts_as_used_in_the_store() -> None:
+    prompt = ids(3 * B, 1)
+    with Rig() as rig:
+        rig.ask(prompt)
+        rig.restart()
+        assert rig.ask(prompt, cache="read", max_tokens=1).stats["cached_ssd_tokens"] == 3 * B - 1
+        assert rig.on_store(lambda: [slot.hits for slot in rig.store.core.table if slot.tokens == B]) == [1, 1, 1]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kvd.cache.layout import KVLayout, LayerKV, Precision
 from kvd.worker.arrival import Arrival, Failure, Group, Unfinished, layer_groups
+from kvd.worker.fetch import Restore
 from kvd.worker.patience import STILL_S, WANTED_S, Patience
 from tests.worker.rig import PATIENCE
 
@@ -138,3 +141,24 @@ def test_being_wanted_wakes_who_waits() -> None:
     patience.wanted()
     thread.join(PATIENCE)
     assert left == ["left"]
+
+
+def test_nothing_of_a_restore_is_accepted_before_all_of_it_is_read() -> None:
+    """Though the pass that ran over it asked for no layer."""
+    patience = Patience()
+    one, ended = Scripted(patience), list[Restore]()
+    choice, seq, entry, landing = SimpleNamespace(), SimpleNamespace(), SimpleNamespace(tokens=16), SimpleNamespace()
+    landing.settle = lambda rows, parts: None
+    restore = Restore(
+        cast(Any, choice), cast(Any, seq), 0, [cast(Any, entry)] * 2, [cast(Any, landing)] * 2, 32, 0, one, patience,
+        ended.append,
+    )  # fmt: skip
+    pieces = [(group, block) for group in (0, 1, 2) for block in (0, 1)]
+    for group, block in pieces[:-1]:
+        one.come(group, block)
+    with pytest.raises(Unfinished):
+        restore.finish()
+    assert not ended
+    one.come(*pieces[-1])
+    restore.finish()
+    assert ended == [restore]

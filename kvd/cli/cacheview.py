@@ -86,8 +86,11 @@ def prefix(node: Answer) -> str:
 
 
 def verified(answer: Answer) -> str:
-    damaged = answer.get("damaged", 0)
-    said = f"{damaged} damaged and set aside" if damaged else "all sound"
+    found = (
+        (answer.get("damaged", 0), "damaged and set aside"),
+        (answer.get("counts", {}).get("unreadable", 0), "could not be read"),
+    )
+    said = ", ".join(f"{count} {what}" for count, what in found if count) or "all sound"
     return f"{tokens(answer['checked'])} blocks read: {said}{_counts(answer)}"
 
 

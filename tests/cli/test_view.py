@@ -129,3 +129,11 @@ def test_a_log_line_is_readable_and_what_is_no_json_stays() -> None:
     line = '{"request": "r1", "event": "end", "level": "info", "timestamp": "2026-11-30T23:25:20.744155Z"}'
     assert readable(line) == "2026-11-30 23:25:20 info    end  request=r1"
     assert readable("Fatal Python error\n") == "Fatal Python error"
+
+
+def test_a_verification_does_not_call_sound_what_it_could_not_read() -> None:
+    assert "3 blocks read: all sound" in cacheview.verified({"checked": 3, "counts": {"ok": 3}})
+    some = cacheview.verified({"checked": 3, "damaged": 0, "counts": {"ok": 1, "unreadable": 2}})
+    assert "2 could not be read" in some and "sound" not in some
+    both = cacheview.verified({"checked": 3, "damaged": 1, "counts": {"checksum": 1, "unreadable": 2}})
+    assert "1 damaged and set aside, 2 could not be read" in both

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -91,3 +92,16 @@ def test_a_replaced_file_is_the_old_or_the_new_one(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
     replace_whole(RealFiles(), str(path), b"newer")
     assert path.read_bytes() == b"newer" and os.listdir(tmp_path) == ["pins.json"]
+
+
+def test_a_pipe_where_a_shard_was_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
+    """Opening one waits for a writer, and whoever reads shards would wait with it."""
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    code = (
+        "import sys; from kvd.store.files import RealFiles, read_into\nfiles = RealFiles()\n"
+        "try: read_into(files, files.open(sys.argv[1]), [memoryview(bytearray(8))], 0)\n"
+        "except OSError: print('an error')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=10)
+    assert done.stdout == "an error\n", done.stderr

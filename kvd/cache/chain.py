@@ -22,7 +22,6 @@ SCHEMA = 1
 CHAIN_BYTES = 16
 STEP = 64
 """Tokens per level of the sibling order (a key must stay under LMDB's 511 bytes)."""
-TOKEN_LIMIT = 1 << 32
 
 
 def namespace(fields: Mapping[str, str | bytes | int]) -> Chain:

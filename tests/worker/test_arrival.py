@@ -162,3 +162,14 @@ def test_nothing_of_a_restore_is_accepted_before_all_of_it_is_read() -> None:
     one.come(*pieces[-1])
     restore.finish()
     assert ended == [restore]
+
+
+def test_a_reader_that_runs_out_of_memory_fails_a_block_and_goes_on() -> None:
+    def full(tensors: slice) -> Any:
+        raise MemoryError
+
+    order = cast(Any, SimpleNamespace(entry=SimpleNamespace(path="x", size=0, checksum=b""), expected=None, into=full))
+    arrival = Arrival([order], [Group(1, slice(0, 2))], Patience().news)
+    arrival._parsed = [cast(Any, object())]
+    assert arrival.read(cast(Any, None), 0, 0)
+    assert arrival.done and arrival.failures == {0: Failure("read_failed")}

@@ -45,7 +45,7 @@ SHOWN: dict[str, Callable[[Answer], Any]] = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=list(SHOWN))
+    parser.add_argument("what", nargs="?", default="stats", choices=list(SHOWN), help="default: stats")
     parser.add_argument("arguments", nargs="*", metavar="CHAIN|FILE", help="what export, import, pin and unpin work on")
     parser.add_argument("--model", metavar="M", help="ls, clear: only this model's blocks")
     parser.add_argument("--ttl", type=duration, metavar="TIME", help="pin: it ends after this time")

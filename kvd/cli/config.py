@@ -20,7 +20,7 @@ from kvd.settings import Setting, settings
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["show", "doc", "reload"])
+    parser.add_argument("what", nargs="?", default="show", choices=["show", "doc", "reload"], help="default: show")
     parser.add_argument("--config", type=Path, metavar="FILE", help="show: another file than kvd.toml in the home")
     parser.add_argument("--json", action="store_true", help="show, reload: as JSON")
     parser.add_argument("--markdown", action="store_true", help="doc: the table of the README")

@@ -79,7 +79,12 @@ def readable(line: str) -> str:
         return line.rstrip("\n")
     when = str(fields.pop("timestamp", ""))[:19].replace("T", " ")
     level, event = str(fields.pop("level", "")), str(fields.pop("event", ""))
-    return f"{when} {level:<7} {event}" + "".join(f"  {name}={value}" for name, value in fields.items())
+    return f"{when} {level:<7} {event}" + "".join(f"  {name}={_short(value)}" for name, value in fields.items())
+
+
+def _short(value: object) -> object:
+    """Seconds and ratios to a thousandth; --json has them in full."""
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def _count(text: str) -> int:

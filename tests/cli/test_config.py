@@ -32,7 +32,7 @@ def test_show_prints_every_key_with_its_source(home: Path, capsys: pytest.Captur
     assert rows["store.limit"] == {"key": "store.limit", "value": "7 GiB", "source": "file"}
     assert rows["socket"]["source"] == "env"
     assert "topsecret" not in printed
-    assert cli.main(["config", "show"]) == 0
+    assert cli.main(["config"]) == 0
     table = capsys.readouterr().out
     assert "topsecret" not in table
     assert all(s.path in table for s in settings())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvd.cli import main as cli
-from kvd.cli.logs import follow
+from kvd.cli.logs import follow, readable
 
 
 def test_following_goes_on_in_the_new_file_after_a_rotation(tmp_path: Path) -> None:
@@ -42,3 +42,8 @@ def test_lines_of_one_request_and_stderr_of_workers(
     assert "no line of request 'r7'" in capsys.readouterr().err
     assert cli.main(["logs", "--workers"]) == 0
     assert capsys.readouterr().out.splitlines() == ["── worker-demo-1.log", "Abort trap"]
+
+
+def test_seconds_are_shown_to_a_thousandth() -> None:
+    line = json.dumps({"event": "end", "level": "info", "ttft_s": 30.50532577299964, "tokens": 2259})
+    assert readable(line).split() == ["info", "end", "ttft_s=30.505", "tokens=2259"]

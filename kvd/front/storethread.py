@@ -275,16 +275,19 @@ class StoreThread:
             asked.answer.set_exception(StoreError(f"the store is not available: {self._problem}"))
             return
         try:
-            asked.answer.set_result(asked.use(self._store))
+            result = asked.use(self._store)
         except Exception as problem:  # noqa: BLE001  whatever it is belongs to the one who asked
             asked.answer.set_exception(problem)
+            return
+        self._refresh(every_s=0.0)  # whoever cleared the store sees it empty
+        asked.answer.set_result(result)
 
     def _send(self, asker: Asker, message: ToWorker) -> None:
         self._loop.call_soon_threadsafe(asker.send, message)
 
-    def _refresh(self) -> None:
+    def _refresh(self, every_s: float = 0.5) -> None:
         now = time.monotonic()
-        if self._store is not None and now - self._stats_at > 0.5:
+        if self._store is not None and now - self._stats_at > every_s:
             self._stats_at = now
             self._stats = self._guard("stats", lambda store: store.stats(), self._stats)
             self._say_off(bool(self._stats.get("off")))

@@ -49,6 +49,7 @@ class FakeStore:
     thread: set[int] = field(default_factory=set)
     left: tuple[Departure, ...] = ()
     lost: str = ""
+    blocks: int = 3
     at_close: Callable[[], None] = lambda: None
 
     def _call(self, name: str) -> None:
@@ -106,7 +107,7 @@ class FakeStore:
         self._call("set_limits")
 
     def stats(self) -> dict[str, Any]:
-        return {"blocks": 3, "counters": {"lookups": 2}}
+        return {"blocks": self.blocks, "counters": {"lookups": 2}}
 
     def close(self) -> None:
         self.calls.append("close")
@@ -422,5 +423,14 @@ def test_nonsense_from_a_worker_is_counted_and_dropped() -> None:
         thread.ask(worker, Message("lookup", "-", b"\x80"))
         await thread.do(lambda s: None)
         assert thread.counts()["malformed"] == 1
+
+    with_store(FakeStore(), test)
+
+
+def test_status_shows_at_once_what_a_call_changed() -> None:
+    async def test(thread: StoreThread, _: Worker) -> None:
+        for blocks in (5, 0):
+            await thread.do(lambda store, now=blocks: setattr(store, "blocks", now))
+            assert thread.status()["blocks"] == blocks
 
     with_store(FakeStore(), test)

@@ -4,6 +4,8 @@ It owns the models, their KV caches and the store on disk, and answers `kv`, `kv
 socket until it is stopped: SIGTERM or Ctrl-C drains running requests, a second one stops at once, SIGHUP reloads the
 configuration. Every key of kvd.toml is also a flag here; `kvd config show` prints the result.
 
+On a terminal the log is shown; in the background (`kvd serve &`) only its warnings are. `kvd logs` has all of it.
+
   kvd serve
   kvd serve --memory-limit 8GiB --store-limit 100GiB
   kvd serve --home /tmp/kvd-try --models-ttl 15m

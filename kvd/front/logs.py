@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, MutableMapping
 from logging.handlers import RotatingFileHandler
@@ -22,7 +23,7 @@ Processor = Callable[[Any, str, MutableMapping[str, Any]], Any]
 
 
 def start(folder: Path, level: str) -> None:
-    """Log to `folder`/kvd.log, and to stderr if it is a terminal."""
+    """Log to `folder`/kvd.log, and to stderr if it is a terminal (in the background warnings only)."""
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level, structlog.contextvars.merge_contextvars,
@@ -39,8 +40,18 @@ def start(folder: Path, level: str) -> None:
     root.propagate = False
     _add(root, file, structlog.processors.JSONRenderer())
     if sys.stderr.isatty():
-        _add(root, logging.StreamHandler(), structlog.dev.ConsoleRenderer())
+        screen = logging.StreamHandler()
+        screen.addFilter(lambda record: record.levelno >= logging.WARNING or _in_front())
+        _add(root, screen, structlog.dev.ConsoleRenderer())
     set_level(level)
+
+
+def _in_front() -> bool:
+    """Whether the terminal is ours; after `kvd serve &` it belongs to the answers of `kv`."""
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except OSError:  # a terminal that controls nobody
+        return True
 
 
 def set_level(level: str) -> None:

@@ -59,13 +59,14 @@ class Lookup(Typed):
 @dataclass(frozen=True, slots=True)
 class LookedUp(Typed):
     """Answer to Lookup `q`. `hits` follow each other from the asked start; `child` is a stored child of the last hit of
-    which the first `child_rows` tokens match."""
+    which the first `child_rows` tokens match; `child_token` is the one behind those, where it has more."""
 
     KIND = "looked_up"
     q: int
     hits: tuple[Entry, ...]
     child: Entry | None
     child_rows: int
+    child_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

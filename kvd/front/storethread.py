@@ -219,7 +219,7 @@ class StoreThread:
                 found = self._guard("lookup", lambda s: s.lookup(namespace, chains, parent, tail), Found())
                 if found.hits or found.child is not None:
                     self._audience.join(namespace, ask.asker)
-                self._send(ask.asker, LookedUp(q, found.hits, found.child, found.child_rows))
+                self._send(ask.asker, LookedUp(q, found.hits, found.child, found.child_rows, found.child_token))
             case Reserve():
                 self._reserve(ask.asker, message)
             case Written():

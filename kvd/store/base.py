@@ -46,11 +46,12 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Found:
     """What of a prompt is stored: `hits` follow each other from the asked start; the first `child_rows` tokens behind
-    them are the first of `child`."""
+    them are the first of `child`, whose next one is `child_token` (None where it has no more)."""
 
     hits: tuple[Entry, ...] = ()
     child: Entry | None = None
     child_rows: int = 0
+    child_token: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

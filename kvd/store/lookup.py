@@ -24,27 +24,33 @@ def lookup(core: Core, namespace: bytes, chains: Sequence[bytes], parent: bytes,
         hits.append(entry(core, slot))
         last = chain
         rows += slot.tokens
-    child, child_rows = best_child(core, namespace, last, tail[rows:])
+    child = best_child(core, namespace, last, tail[rows:])
     core.counters["lookups"] += 1
     core.counters["lookup_hits"] += len(hits)
-    return Found(tuple(hits), child, child_rows)
+    return Found(tuple(hits), *child)
 
 
-def best_child(core: Core, namespace: bytes, parent: bytes, tokens: Sequence[int]) -> tuple[Entry | None, int]:
-    """The stored child of `parent` that begins with most of `tokens`, and with how many of them."""
+def best_child(
+    core: Core, namespace: bytes, parent: bytes, tokens: Sequence[int]
+) -> tuple[Entry | None, int, int | None]:
+    """The stored child of `parent` that begins with most of `tokens`, with how many of them, and its next token. From
+    the index alone: shards may lie on a disk that hangs."""
+    nothing = None, 0, None
     if parent not in core.table.children:
-        return None, 0
+        return nothing
     try:
         best = core.index.best_child(parent, tokens)
+        slot = core.table.get(namespace, best[0]) if best else None
+        if slot is None or best is None:
+            return nothing
+        chain, rows = best
+        behind = core.index.tokens(chain)[rows:] if rows < slot.tokens else ()
     except IndexFailed as problem:
         core.index_failed(problem)
-        return None, 0
-    slot = core.table.get(namespace, best[0]) if best else None
-    if slot is None or best is None:
-        return None, 0
-    if best[1]:
+        return nothing
+    if rows:
         slot.used = core.clock()
-    return entry(core, slot), best[1]
+    return entry(core, slot), rows, behind[0] if behind else None
 
 
 def entry(core: Core, slot: Slot) -> Entry:

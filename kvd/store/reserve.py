@@ -65,7 +65,7 @@ def _refuses(
         return "pending"
     if nbytes <= 0 or not tokens or next_chain(parent, tokens) != chain:
         return "bad_request"
-    child, rows = best_child(core, namespace, parent, tokens)
+    child, rows, _ = best_child(core, namespace, parent, tokens)
     if child is not None and rows == len(tokens):
         return "covered"
     if core.limits.admission == "second" and not core.sightings.again(chain):

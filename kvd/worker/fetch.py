@@ -12,7 +12,7 @@ from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match
 from kvd.cache.sequence import CachedSequence
 from kvd.messages import BadShard, Entry, LookedUp, Touched
-from kvd.store.shard import Expected, ShardDamaged, read_header
+from kvd.store.shard import Expected
 from kvd.worker.arrival import VANISHED, Arrival, Order, layer_groups
 from kvd.worker.outbox import Outbox
 from kvd.worker.patience import STILL_S, Patience
@@ -141,13 +141,8 @@ class Fetcher:
 
     def stored_token(self, found: LookedUp, ahead: int) -> int | None:
         """The token with which the store's best child leaves a prompt that goes on for `ahead` tokens behind the hits;
-        None where nothing does. Reads the child's header."""
-        if found.child is None or found.child_rows >= min(found.child.tokens, ahead):
-            return None
-        try:
-            return read_header(self._readers.files, found.child.path).header.tokens[found.child_rows]
-        except (ShardDamaged, OSError):
-            return None
+        None where nothing does."""
+        return found.child_token if found.child_rows < ahead else None
 
     def start(self, choice: Choice, match: Match, found: LookedUp, start: int) -> None:
         """Reserve landings behind row `start`, a border of blocks, and order their reads. The choice's sequence holds

@@ -229,7 +229,7 @@ class Rig:
                 self.answers[id].add(kind, unpack(packed))
             case Lookup(q, namespace, chains, parent, tail):
                 found = store.lookup(namespace, chains, parent, tail)
-                self._lookups.append(LookedUp(q, found.hits, found.child, found.child_rows))
+                self._lookups.append(LookedUp(q, found.hits, found.child, found.child_rows, found.child_token))
             case Reserve(q, namespace, chain, parent, tokens, start, nbytes, preview):
                 made = store.reserve(namespace, chain, parent, tokens, start, nbytes, preview)
                 if isinstance(made, Refusal):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 import time
 from collections.abc import Sequence
 
@@ -98,3 +99,31 @@ def test_whoever_comes_and_goes_gets_what_is_right(seed: int, staged: bool, monk
                         assert best - second < 2e-3
                         break
                     assert said["logprob"] == pytest.approx(right["logprob"], abs=1e-3)
+
+
+class Hung(RealFiles):
+    """Reads that do not come back while the gate is shut, of shards and of their headers alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def open(self, path: str) -> int:
+        self.gate.wait(60)
+        return super().open(path)
+
+
+def test_a_disk_that_hangs_stops_only_those_who_wait_for_it() -> None:
+    """Not even where a prompt leaves what is stored is looked up on it."""
+    files = Hung()
+    with Rig(files=lambda: files) as rig:
+        prompt = ids(2 * B, 50)
+        rig.ask(prompt + ids(70, 51))
+        rig.on_engine(rig.cache.clear)
+        files.gate.clear()
+        waiting = rig.send(tokens=prompt + ids(20, 51) + ids(9, 52), max_tokens=2)
+        other = rig.ask(ids(30, 53))
+        assert other.stats["first_divergence"]["token"] == 0 and counts(other)[0] == 30
+        files.gate.set()
+        assert counts(waiting.end())[0] == 9

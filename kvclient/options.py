@@ -74,7 +74,7 @@ def parser() -> Quiet:
     add("prompt", nargs="*", metavar="PROMPT", help="the question; several words are joined by blanks")
     add("-m", "--model", metavar="MODEL", help="default: $KV_MODEL, else the daemon's default")
     add("-s", "--system", metavar="TEXT", help="system message")
-    add("-n", "--max-tokens", type=int, metavar="N", help="longest answer, in tokens")
+    add("-n", "--max-tokens", type=int, metavar="N", help="longest answer in tokens (default: a full context)")
     add("-t", "--temperature", type=float, metavar="T", help="0 picks the likeliest token each time")
     add("--prompt-first", action="store_true", help="PROMPT before the document (shares less)")
     add("--raw", action="store_true", help="no chat template: the text is continued as it is")

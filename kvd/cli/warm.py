@@ -22,7 +22,7 @@ DURABLE_WAIT_MS = 60_000
 def configure(parser: argparse.ArgumentParser) -> None:
     prompts.add_arguments(parser, "*")
     parser.add_argument("--pin", action="store_true", help="keep it from eviction")
-    parser.add_argument("--ttl", type=duration, metavar="TIME", help="the pin ends after this time, e.g. 7d")
+    parser.add_argument("--ttl", type=duration, metavar="TIME", help="pin it for this time, e.g. 7d")
 
 
 def run(args: argparse.Namespace) -> int:

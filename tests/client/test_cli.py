@@ -180,7 +180,8 @@ def test_no_daemon_is_69_and_says_what_to_do(daemon: FakeDaemon) -> None:
     daemon.die()
     done = kv("hi")
     assert done.returncode == 69 and done.stdout == b""
-    assert done.stderr == f"kv: no daemon at {daemon.path}; start it with `kvd serve`\n".encode()
+    said = f"kv: no daemon at {daemon.path}; start it with `kvd serve`, or set KVD_AUTOSTART=1\n"
+    assert done.stderr == said.encode()
 
 
 def test_a_daemon_that_dies_is_69_at_once_and_keeps_what_was_said(daemon: FakeDaemon, running: Any) -> None:

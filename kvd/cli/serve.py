@@ -14,6 +14,7 @@ On a terminal the log is shown; in the background (`kvd serve &`) only its warni
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from kvd.cli.settings import add_flags, config_of
@@ -27,6 +28,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
+    from kvclient import __version__
     from kvd.front.app import serve
+    from kvd.units import format_size
 
-    return serve(config)
+    def ready(budget: int) -> None:
+        room = f"{format_size(budget)} for models"
+        print(f'kvd {__version__} is ready in {config.home}, {room}; ask with kv "hello"', file=sys.stderr, flush=True)
+
+    return serve(config, ready=ready)

@@ -50,23 +50,23 @@ class Parts:
     open_store: Callable[[Config], StoreLike] | None = None
 
 
-def serve(config: Config, parts: Parts | None = None) -> int:
-    """Run the daemon until it is told to stop; returns the exit status. Raises BadRequest for a home that cannot be
-    used and HomeLocked (with the pid) when another process owns it."""
+def serve(config: Config, parts: Parts | None = None, ready: Callable[[int], None] = lambda budget: None) -> int:
+    """Run the daemon until it is told to stop; returns the exit status. `ready(bytes for models)` is called when it
+    answers. Raises BadRequest for a home that cannot be used and HomeLocked (with the pid) when another owns it."""
     home = Home(config.home)
     home.create()
     check_owner(config.socket.parent)
     with Lock(home), Lock(config.socket):
         logs.start(home.logs, config.daemon.log_level)
         try:
-            return asyncio.run(_Front(config, home, parts or Parts()).run())
+            return asyncio.run(_Front(config, home, parts or Parts(), ready).run())
         finally:
             logs.stop()
 
 
 class _Front:
-    def __init__(self, config: Config, home: Home, parts: Parts) -> None:
-        self._config, self._home, self._parts = config, home, parts
+    def __init__(self, config: Config, home: Home, parts: Parts, ready: Callable[[int], None]) -> None:
+        self._config, self._home, self._parts, self._ready = config, home, parts, ready
 
     async def run(self) -> int:
         asyncio.get_running_loop().set_exception_handler(_unexpected)
@@ -89,6 +89,7 @@ class _Front:
         ticker = asyncio.create_task(_tick(Watch(fleet, sessions)))
         warming = asyncio.create_task(_warm(self._config))
         logger.info("ready", pid=os.getpid(), socket=str(self._config.socket), budget_bytes=ledger.budget)
+        self._ready(ledger.budget)
         drain_s = await stop.wait()
         warming.cancel()
         await fleet.close(drain_s)

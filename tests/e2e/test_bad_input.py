@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvclient import __version__
 from kvd.models.record import Record, write_record
 from rig.daemon import Daemon, short_home
 from tests.tiny import tiny_model
@@ -45,6 +46,11 @@ def refused(done: subprocess.CompletedProcess[bytes], code: int, *words: str) ->
     assert len(said.strip().splitlines()) == 1, said
     for word in words:
         assert word in said, said
+
+
+def test_a_daemon_says_that_it_is_ready_and_how_to_ask(daemon: Daemon) -> None:
+    (line,) = daemon.stderr().splitlines()
+    assert line.startswith(f"kvd {__version__} is ready in {daemon.home}") and 'kv "hello"' in line
 
 
 def test_an_unknown_model_is_named_with_those_that_are_here(daemon: Daemon) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from kvd.cache.kernel import numbers
+
 Item = tuple[mx.array, int, mx.array]
 """(array of the pool [1, heads, height, width], first row, rows [1, heads, n, width] of the same type)"""
 THREADS = 256
@@ -75,7 +77,7 @@ def _launched(array: mx.array, first: int, rows: mx.array) -> mx.array:
     load = next(n for n in (16, 8, 4, 2) if row_bytes % n == 0)
     needed = heads * count * row_bytes // load
     (done,) = _kernel()(
-        inputs=[rows, array, mx.broadcast_to(_one(), (first + 1, 1))],
+        inputs=[rows, array, numbers(first + 1, 1)],
         template=[("T", array.dtype), ("VEC", load)],
         grid=(-(-needed // THREADS) * THREADS, 1, 1),
         threadgroup=(THREADS, 1, 1),
@@ -92,10 +94,3 @@ def _kernel() -> Any:
         name="kvd_write_rows", input_names=["rows", "pool", "at"], output_names=["done"], header=HEADER,
         source=SOURCE, ensure_row_contiguous=False,
     )  # fmt: skip
-
-
-@cache
-def _one() -> mx.array:
-    one = mx.array([[1]], dtype=mx.uint8)
-    mx.eval(one)
-    return one

@@ -116,11 +116,11 @@ def attend_paged(
     scratch, arrived = _scratch(batch * kv_heads * splits * repeats * (v_dim + 2), batch * kv_heads)
     fresh = (queries, queries) if new is None else new
     blocks, lengths = _no_tables() if isinstance(where, Span) else (where.blocks, where.lengths)
-    first, rows = (where.first + 1, where.longest) if isinstance(where, Span) else (0, 1)
+    first, rows = (where.first + 2, where.longest) if isinstance(where, Span) else (1, 1)
+    told = numbers(first, rows, 1 if new is None else 2)
     (out,) = _kernel()(
         inputs=[
-            queries, keys, values, *fresh, blocks, lengths, _numbers(first, rows, new is not None), _exponent(scale),
-            scratch, arrived,
+            queries, keys, values, *fresh, blocks, lengths, told, _exponent(scale), scratch, arrived,
         ],
         template=[
             ("T", keys.dtype), ("D", dim), ("DV", v_dim), ("G", repeats), ("BLOCK", block_size), ("WARPS", WARPS)
@@ -161,10 +161,10 @@ def _kernel() -> Any:
     )
 
 
-def _numbers(first: int, rows: int, write: bool) -> mx.array:
-    """A view without memory: its shape reaches the kernel with the launch, whereas numbers in an array would have to be
-    brought to the device in every step."""
-    return mx.broadcast_to(_one(), (first + 1, rows, 2 if write else 1))
+def numbers(*shape: int) -> mx.array:
+    """A view without memory: its shape reaches a kernel with the launch, whereas numbers in an array would have to be
+    brought to the device in every step. None may be 0."""
+    return mx.broadcast_to(_one(), shape)
 
 
 @cache
@@ -182,7 +182,7 @@ def _exponent(scale: float) -> mx.array:
 
 @cache
 def _one() -> mx.array:
-    return _kept(mx.array([[[1]]], dtype=mx.uint8))
+    return _kept(mx.array([1], dtype=mx.uint8))
 
 
 @cache

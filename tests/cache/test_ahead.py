@@ -11,9 +11,7 @@ from kvd.cache.hostmem import address
 from kvd.cache.paged import forward
 from tests.cache.support import (
     BLOCK,
-    DEVICES,
     ask,
-    device_of,
     fill,
     model,
     new_cache,
@@ -26,11 +24,6 @@ from tests.cache.support import (
 )  # fmt: skip
 
 LAYERS = 5
-
-
-@pytest.fixture(params=DEVICES)
-def addressable(request, monkeypatch):
-    return device_of(request.param, monkeypatch)
 
 
 def stored(net, tokens, kv):

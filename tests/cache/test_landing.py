@@ -10,9 +10,7 @@ from kvd.cache.hostmem import address
 from kvd.cache.paths import Paths
 from tests.cache.support import (
     BLOCK,
-    DEVICES,
     ask,
-    device_of,
     fill,
     finish,
     model,
@@ -25,11 +23,6 @@ from tests.cache.support import (
     step,
     stock_logits,
 )  # fmt: skip
-
-
-@pytest.fixture(params=DEVICES)
-def addressable(request, monkeypatch):
-    return device_of(request.param, monkeypatch)
 
 
 def stored(net, tokens):

@@ -293,6 +293,20 @@ class Rig:
         return done.get(timeout=PATIENCE)
 
 
+def same(a: Answer, b: Answer) -> None:
+    assert a.text == b.text
+    assert a.logprobs == b.logprobs
+
+
+def counts(answer: Answer) -> tuple[int, int, int, int]:
+    """(computed, from memory, from SSD, recomputed)"""
+    stats = answer.stats
+    assert stats["cached_tokens"] + stats["computed_tokens"] == stats["prompt_tokens"]
+    return (
+        stats["computed_tokens"], stats["cached_memory_tokens"], stats["cached_ssd_tokens"], stats["recomputed_tokens"]
+    )  # fmt: skip
+
+
 def ids(count: int, seed: int = 1, vocab: int = 512) -> list[int]:
     """`count` token ids of no meaning, none of them special."""
     state, found = seed * 2654435761 % 2**32, []

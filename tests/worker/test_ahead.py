@@ -5,40 +5,28 @@ The reads of every block's last layer are held until the test lets them go: what
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from kvclient.errors import Cancelled
-from kvd.store.files import RealFiles
 from kvd.worker import arrival
-from tests.worker.rig import PATIENCE, Answer, B, Rig, ids
+from tests.worker.gate import Gate
+from tests.worker.rig import PATIENCE, B, Rig, counts, ids, same
 
 LAYERS = 4
 
 
-class Gate(RealFiles):
-    """Reads in the last layer of a shard wait while the gate is closed. `fails(fd)`: such a read is to fail."""
+class LastLayer(Gate):
+    """Holds the reads in the last layer of a shard."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.opened = threading.Event()
-        self.reached = threading.Event()
-        self.fails: Callable[[int], bool] = lambda fd: False
-
-    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+    def holds(self, fd: int, offset: int) -> bool:
         size = os.fstat(fd).st_size
-        if offset >= size - (size - 4096) // LAYERS and offset:
-            self.reached.set()
-            assert self.opened.wait(PATIENCE)
-            if self.fails(fd):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return super().preadv(fd, buffers, offset)
+        return offset > 0 and offset >= size - (size - 4096) // LAYERS
 
 
 class Watched:
@@ -68,7 +56,7 @@ def addressable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    gate = Gate()
+    gate = LastLayer()
     gate.opened.set()
     yield gate
     gate.opened.set()
@@ -96,20 +84,6 @@ def watch(rig: Rig, then: Callable[[], object]) -> None:
         layers[-2] = Watched(layers[-2], then)
 
     rig.on_engine(install)
-
-
-def same(a: Answer, b: Answer) -> None:
-    assert a.text == b.text
-    assert a.logprobs == b.logprobs
-
-
-def counts(answer: Answer) -> tuple[int, int, int, int]:
-    """(computed, from memory, from SSD, recomputed)"""
-    stats = answer.stats
-    assert stats["cached_tokens"] + stats["computed_tokens"] == stats["prompt_tokens"]
-    return (
-        stats["computed_tokens"], stats["cached_memory_tokens"], stats["cached_ssd_tokens"], stats["recomputed_tokens"]
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kv", ["native", "k8v8"])

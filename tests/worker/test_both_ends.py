@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvd.store.files import RealFiles
 from kvd.worker import arrival, fetch
 from kvd.worker.scheduler import Limits
-from tests.worker.rig import PATIENCE, Answer, B, Rig, ids
+from tests.worker.gate import Gate
+from tests.worker.rig import Answer, B, Rig, counts, ids, same
 
 CHUNK = 4 * B
 FRONT = 2 * CHUNK
 STORED = 14 * B + 5
 
 
-class Gate(RealFiles):
-    """Reads of rows wait while the gate is closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.opened = threading.Event()
-        self.opened.set()
-        self.fails: Callable[[int], bool] = lambda fd: False
-
-    def preadv(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        if offset:
-            assert self.opened.wait(PATIENCE)
-            if self.fails(fd):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return super().preadv(fd, buffers, offset)
-
-
 @pytest.fixture
 def gate() -> Gate:
-    return Gate()
+    gate = Gate()
+    gate.opened.set()
+    return gate
 
 
 @pytest.fixture(params=["in place", "staged"])
@@ -50,20 +33,6 @@ def rig(request: pytest.FixtureRequest, gate: Gate, monkeypatch: pytest.MonkeyPa
     with Rig(files=lambda: gate, limits=Limits(chunk=CHUNK)) as rig:
         yield rig
         gate.opened.set()
-
-
-def same(a: Answer, b: Answer) -> None:
-    assert a.text == b.text
-    assert a.logprobs == b.logprobs
-
-
-def counts(answer: Answer) -> tuple[int, int, int, int]:
-    """(computed, from memory, from SSD, recomputed)"""
-    stats = answer.stats
-    assert stats["cached_tokens"] + stats["computed_tokens"] == stats["prompt_tokens"]
-    return (
-        stats["computed_tokens"], stats["cached_memory_tokens"], stats["cached_ssd_tokens"], stats["recomputed_tokens"]
-    )  # fmt: skip
 
 
 def begun(rig: Rig, gate: Gate, tokens: list[int]) -> Answer:

@@ -13,7 +13,7 @@ import pytest
 
 from kvclient.errors import ContextLengthExceeded, Internal, OutOfMemory, Timeout
 from kvd.worker.scheduler import Limits
-from tests.worker.rig import Answer, B, Rig, ids, rows_seen
+from tests.worker.rig import Answer, B, Rig, ids, rows_seen, same
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,6 @@ def shared() -> Iterator[Rig]:
 def rig() -> Iterator[Rig]:
     with Rig() as rig:
         yield rig
-
-
-def same(a: Answer, b: Answer) -> None:
-    assert a.text == b.text
-    assert a.logprobs == b.logprobs
 
 
 def counts(answer: Answer) -> tuple[int, int, int]:

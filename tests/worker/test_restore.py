@@ -14,8 +14,7 @@ from kvd.store.faults import Faults, FaultyFiles
 from kvd.store.files import RealFiles
 from kvd.worker import arrival, fetch
 from kvd.worker.scheduler import Limits
-from tests.worker.rig import B, Rig, ids
-from tests.worker.test_ahead import counts, same
+from tests.worker.rig import B, Rig, counts, ids, same
 
 
 @pytest.mark.parametrize(

@@ -273,7 +273,7 @@ class Engine:
         pulse = replace(self._heart.pulse, phase=phase, at=now, expected_s=expected_s)
         if phase == "idle" or now - self._told_at > FRESH_S:
             self._told_at = now
-            pulse = replace(pulse, stats=self._stats(), live=self._standing())
+            pulse = replace(pulse, stats=self.stats(), live=self._standing())
         self._heart.pulse = pulse
 
     def _standing(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -285,7 +285,8 @@ class Engine:
             live[request.id] = ("progress", report.progress(request))
         return live
 
-    def _stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
+        """What `kvd status` shows of this model besides the facts it was loaded with."""
         stages = [choice.stage for choice in self._live.choices]
         pool = self._cache.stats
         return {

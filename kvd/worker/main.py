@@ -104,7 +104,7 @@ def _serve(given: Options, outbox: Outbox, growth: Growth, service: Service, hea
     service.open(built.engine, built.prompter)
     signal.signal(signal.SIGTERM, lambda *_: built.engine.stop(0.0))
     log.info("ready", model=given.name, seconds=round(time.monotonic() - began, 3), pid=os.getpid())
-    outbox.tell(Ready(built.info))
+    outbox.tell(Ready(built.info | built.engine.stats()))
     built.engine.run()
     built.engine.close(FLUSH_S)
     return 0

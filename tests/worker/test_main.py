@@ -84,7 +84,7 @@ def front(folder: Path) -> Iterator[Front]:
 def test_a_worker_serves_beats_cancels_and_stops(front: Front) -> None:
     info = front.next("ready").body["info"]
     assert info["architecture"] == "llama"
-    assert {"weights_bytes", "pool_bytes", "pool_limit_bytes", "kv_precision"} <= info.keys()
+    assert {"weights_bytes", "pool_bytes", "pool_limit_bytes", "kv_precision", "blocks_total", "waiting"} <= info.keys()
 
     front.work("count", "c", prompt="people")
     assert front.next("result").body["tokens"] > 0

@@ -83,13 +83,15 @@ def main() -> int:
 
 def calibrate(order: Order, teller: Teller) -> str:
     """The result as `kvd.calibrate.result.dumps` writes it."""
+    from kvd.models.load import import_mlx_lm, load
+
+    import_mlx_lm()
     from kvd.cache.inspection import inspect_layout
     from kvd.calibrate import plan as plans
     from kvd.calibrate import result
     from kvd.calibrate.material import DOCUMENT, PLAIN_QUESTIONS, Question, prepare, shipped
     from kvd.calibrate.run import METHOD, Run, stops_of
     from kvd.calibrate.trial import Means
-    from kvd.models.load import load
 
     began = time.monotonic()
     loaded = load(order.folder, available=order.memory)

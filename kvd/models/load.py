@@ -4,15 +4,15 @@ On the CPU backend every weight becomes dense float32, the only form that is fas
 headers beforehand; when it does not fit, the stored form is kept and its cost told, or the load is refused with both
 numbers. Nothing of a model's folder is ever run: no code, no pickle; chat templates render in jinja's sandbox.
 
-mlx is imported by `load` only. Load and run in the same thread.
+mlx is imported by `load` and `import_mlx_lm` only. Load and run in the same thread.
 """
 
 from __future__ import annotations
 
 import re
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,8 +98,7 @@ def load(folder: Path, backend: Backend | None = None, *, available: int | None 
     config = read_config(folder)
     _check_safe(folder, config)
     found = sizes(folder)
-    with file_limit_kept():
-        import mlx_lm.utils  # noqa: F401  it lowers the process's limit on open files
+    import_mlx_lm()
     backend = backend or actual()
     form = choose_form(found, backend, available)
     model, config = _load_model(folder, config)
@@ -116,28 +115,30 @@ def load(folder: Path, backend: Backend | None = None, *, available: int | None 
     return Loaded(model, tokenizer, _info(model, config, backend, form.notes))
 
 
-@contextmanager
-def file_limit_kept() -> Iterator[None]:
-    """Importing mlx_lm sets RLIMIT_NOFILE to (2048, 4096): keep it from that, and raise the soft limit."""
+def import_mlx_lm() -> None:
+    """Import mlx_lm without its side effects: whatever imports it first in a process of ours calls this before.
+
+    It sets RLIMIT_NOFILE to (2048, 4096), which cannot be undone: the limits stay, and the soft one is raised to the
+    hard one. Its transformers imports torch where that is installed, seconds and memory that no tokenizer needs, so to
+    this process torch is not installed.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's own word for "not there"
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda which, limits: None
     try:
-        yield
+        import mlx_lm.utils  # noqa: F401
     finally:
         resource.setrlimit = setrlimit
-        raise_file_limit()
+    raise_file_limit()
 
 
-def raise_file_limit() -> int:
-    """Raise the soft limit on open files to the hard one (at most 1 Mi: macOS has "unlimited"). Returns it."""
+def raise_file_limit() -> None:
+    """The soft limit on open files becomes the hard one (at most 1 Mi: macOS has "unlimited"), where that works."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
     if 0 <= soft < wanted:
-        try:
+        with suppress(OSError, ValueError):  # macOS allows less than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (OSError, ValueError):
-            return soft  # macOS allows less than it says
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _check_safe(folder: Path, config: dict[str, Any]) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from kvd.cache.paged import PagedCache
+from typing import TYPE_CHECKING
+
 from kvd.messages import Clear, Cleared
+
+if TYPE_CHECKING:
+    from kvd.cache.paged import PagedCache
 
 
 def clear(cache: PagedCache, asked: Clear) -> Cleared:

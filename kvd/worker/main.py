@@ -17,6 +17,7 @@ import structlog
 from kvclient.errors import Internal, KvdError, OutOfMemory
 from kvd import leash
 from kvd.messages import Failed, Ready
+from kvd.models.load import import_mlx_lm
 from kvd.worker.beat import Heart
 from kvd.worker.link import Link
 from kvd.worker.outbox import Outbox
@@ -97,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(given: Options, outbox: Outbox, growth: Growth, service: Service, heart: Heart) -> int:
     """Load and run, in this thread: MLX wants both in one."""
+    import_mlx_lm()
     from kvd.worker.assemble import assemble
 
     began = time.monotonic()

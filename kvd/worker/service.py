@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -16,9 +16,11 @@ from kvclient.wire import unpack
 from kvd.cache.results import Consent
 from kvd.messages import Cancel, Clear, Committed, Granted, Grow, Left, LookedUp, Reserved, Stop, ToWorker, Work
 from kvd.worker.clear import clear
-from kvd.worker.engine import Engine
 from kvd.worker.outbox import Outbox
-from kvd.worker.prompt import Prompter
+
+if TYPE_CHECKING:
+    from kvd.worker.engine import Engine
+    from kvd.worker.prompt import Prompter
 
 PREPARERS: Final = 2
 """threads that render templates and tokenise"""

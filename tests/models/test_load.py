@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -159,15 +160,41 @@ def test_what_is_known_about_a_model(tmp_path: Path) -> None:
     assert (info.context_length, info.vocab) == (777, 512)
 
 
-def test_loading_leaves_the_limit_on_open_files_as_high_as_it_may_be() -> None:
+def test_importing_mlx_lm_leaves_the_limit_on_open_files_as_high_as_it_may_be() -> None:
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 3000))\n"
-        "from kvd.models.load import file_limit_kept\n"
-        "with file_limit_kept():\n    import mlx_lm.utils\n"
+        "from kvd.models.load import import_mlx_lm; import_mlx_lm()\n"
+        "import mlx_lm.utils\n"
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3000", "3000"]
+
+
+def test_a_torch_that_is_installed_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text('__version__ = "2.9.0"\nopen("imported", "w").close()\n')
+    (tmp_path / "torch-2.9.0.dist-info").mkdir()
+    (tmp_path / "torch-2.9.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0\n")
+    model = tiny_model(tmp_path / "m")
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from kvd.models.load import import_mlx_lm, load; import_mlx_lm()\n"
+        "import kvd.worker.assemble\n"
+        "print(len(load(Path(sys.argv[1])).tokenizer.encode('hello')) > 0)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = [sys.executable, "-P", "-c", script, str(model)]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert not (tmp_path / "imported").exists()
+    assert done.stdout == "True\n", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("process", ["kvd.worker.main", "kvd.calibrate.child"])
+def test_a_process_that_will_own_mlx_has_not_imported_it_before_it_says_how(process: str) -> None:
+    script = f"import sys, {process}; print([name for name in ('mlx_lm', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_sizes_and_estimates_need_no_mlx() -> None:

@@ -10,11 +10,12 @@ ever loads mlx, numpy or transformers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in typing, whose import would take longer than everything else here
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from kvclient.aio import AsyncClient as AsyncClient
     from kvclient.aio import AsyncStream as AsyncStream
     from kvclient.client import Client as Client

@@ -1,13 +1,13 @@
-"""`kv`, the shell helper: stdin and a question to the daemon, tokens to stdout as they come."""
+"""`kv`, the shell helper: stdin and a question to the daemon, tokens to stdout as they come.
+
+Hardly anything is imported before `main` runs: until then Ctrl-C ends in a traceback.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
-from kvclient import __version__
-from kvclient.stdio import StdoutClosed, complain, write
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,14 +20,21 @@ USAGE, BAD_INPUT, INTERNAL, INTERRUPTED, CLOSED = 2, 65, 70, 130, 141
 
 def main(words: Sequence[str] | None = None) -> int:
     """Returns the exit code; raises nothing that a user could cause."""
-    given = list(sys.argv[1:] if words is None else words)
     try:
-        if given == ["--version"]:
-            write(f"kv {__version__}\n")
-            return 0
-        return _run(given)
+        return _main(list(sys.argv[1:] if words is None else words))
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _main(words: list[str]) -> int:
+    from kvclient import __version__
+    from kvclient.stdio import StdoutClosed, complain, write
+
+    try:
+        if words == ["--version"]:
+            write(f"kv {__version__}\n")
+            return 0
+        return _run(words)
     except StdoutClosed:
         return CLOSED
     except OSError as problem:
@@ -38,6 +45,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> int:
     from kvclient import options
     from kvclient.errors import BadRequest, KvdError
+    from kvclient.stdio import complain, write
 
     try:
         asked = options.parse(words)
@@ -58,6 +66,8 @@ def _run(words: list[str]) -> int:
 
 
 def _usage(problem: KvdError) -> int:
+    from kvclient.stdio import complain
+
     complain(f"{problem.message}; see `kv --help`")
     return USAGE
 
@@ -68,7 +78,7 @@ def _ask(asked: Asked) -> int:
     document = stdio.read_document()
     if not document and not asked.prompt:
         stdio.error(options.parser().format_usage())
-        complain("nothing to ask: no prompt was given and nothing was piped in; see `kv --help`")
+        stdio.complain("nothing to ask: no prompt was given and nothing was piped in; see `kv --help`")
         return USAGE
     content = compose.text(document, asked.prompt, prompt_first=asked.prompt_first)
     body = {"prompt": content} if asked.raw else {"messages": compose.messages(content, asked.system)}

@@ -90,10 +90,24 @@ def test_version_loads_no_heavy_package() -> None:
     assert done.stdout.splitlines()[1] == "[]"
 
 
-def test_little_is_imported_before_an_interruption_is_caught() -> None:
-    code = "import sys; before = set(sys.modules); import kvd.cli.main; print(*sorted(set(sys.modules) - before))"
+@pytest.mark.parametrize("command", ["kvd.cli.main", "kvclient.cli"])
+def test_nothing_is_imported_before_an_interruption_is_caught(command: str) -> None:
+    code = f"import sys; before = set(sys.modules); import {command}; print(*sorted(set(sys.modules) - before))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"argparse", "difflib", "kvclient.errors"} & set(loaded), loaded
+    assert [name for name in loaded if name != "__future__" and not command.startswith(name)] == []
+
+
+@pytest.mark.parametrize("command", ["kvd.cli.main", "kvclient.cli"])
+def test_an_interruption_at_the_first_import_is_130_without_a_word(command: str) -> None:
+    code = (
+        f"import builtins, sys, {command} as command\n"
+        "def interrupted(*_): raise KeyboardInterrupt\n"
+        "imported, builtins.__import__ = builtins.__import__, interrupted\n"
+        "code = command.main(['status'])\n"
+        "builtins.__import__ = imported; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("verb", sorted(set(cli.VERBS) - {"pull"}))

@@ -1,6 +1,7 @@
 """Models that are here, and which of them are loaded.
 
-Works without a daemon too: then it lists the models folder.
+Works without a daemon too: then it lists the models folder. ON DISK is the size of a model's files; WEIGHTS and
+KV IN MEMORY are what it takes while it is loaded.
 
   kvd models
   kvd models --json
@@ -9,11 +10,11 @@ Works without a daemon too: then it lists the models folder.
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from dataclasses import asdict
 from typing import Any
 
-from kvclient.errors import Unreachable
+from kvclient.errors import KvdError, Unreachable
 from kvd.cli.daemon import running
 from kvd.cli.output import console, print_json, table
 from kvd.home import Home
@@ -35,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     elif not models:
         print("no models yet; `kvd pull demo` brings a small one")
     else:
-        columns = ["MODEL", "STATE", "KV", "WEIGHTS", "KV IN MEMORY", "LAST USE"]
-        console().print(table(columns, [row(model) for model in models]))
+        columns = ["MODEL", "STATE", "KV", "ON DISK", "WEIGHTS", "KV IN MEMORY", "LAST USE"]
+        console().print(table(columns, [row(model) for model in models], right=columns[3:6]))
     return 0
 
 
@@ -47,6 +48,7 @@ def row(model: dict[str, Any]) -> list[str]:
         str(model["name"]),
         str(model.get("state", "not loaded")),
         str(model.get("kv_precision") or ""),
+        format_size(model["disk_bytes"]) if "disk_bytes" in model else "",
         format_size(model["weights_bytes"]) if model.get("weights_bytes") else "",
         format_size(model["pool_bytes"]) if model.get("pool_bytes") else "",
         f"{format_age(time.time() - used)} ago" if used else "",
@@ -54,12 +56,16 @@ def row(model: dict[str, Any]) -> list[str]:
 
 
 def on_disk(home: Home) -> list[dict[str, Any]]:
-    """What `kvd.json` in each model's folder says, without a daemon."""
+    """What is in the models folder, without a daemon."""
+    from kvd.models import record
+    from kvd.models.facts import facts
+
     found = []
-    for file in sorted(home.models.glob("*/kvd.json")):
+    for name in record.names(home.root):
         try:
-            about = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as problem:
-            about = {"problem": str(problem)}
-        found.append({"name": file.parent.name, "state": "not loaded", **about})
+            about, files = record.find(home.root, name)
+            row: dict[str, Any] = asdict(about) | facts(files)
+        except KvdError as problem:
+            row = {"problem": problem.message}
+        found.append(row | {"name": name, "state": "not loaded"})
     return found

@@ -19,13 +19,13 @@ from typing import Any
 
 from kvclient.errors import OutOfMemory, UnsupportedModel
 from kvd.models.backend import Backend, actual
+from kvd.models.facts import context_length
 from kvd.models.fingerprint import read_config
 from kvd.models.size import Sizes, sizes
 from kvd.models.weights import arrays_of, evaluate, to_activation_type, to_float32
 from kvd.units import format_size
 
 _MODEL_TYPE = re.compile(r"[A-Za-z0-9_\-]{1,64}")
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +186,13 @@ def _info(model: Any, config: dict[str, Any], backend: Backend, notes: tuple[str
     heads = int(text.get("num_attention_heads") or 0)
     arrays = arrays_of(model)
     floats = [array for array in arrays if mx.issubdtype(array.dtype, mx.floating) and array.ndim == 1]
-    context = next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
     return ModelInfo(
         architecture=str(config["model_type"]),
         layers=int(text.get("num_hidden_layers") or len(getattr(model, "layers", ()))),
         heads=heads,
         kv_heads=int(text.get("num_key_value_heads") or heads),
         head_dim=int(text.get("head_dim") or (text.get("hidden_size", 0) // heads if heads else 0)),
-        context_length=context,
+        context_length=context_length(config),
         vocab=int(text.get("vocab_size") or 0),
         weights_bytes=sum(array.nbytes for array in arrays),
         backend=backend,

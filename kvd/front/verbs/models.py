@@ -9,6 +9,7 @@ from kvd import kinds
 from kvd.front.registry import Model
 from kvd.front.slot import Slot, State
 from kvd.front.verbs.base import Body, Call, Services
+from kvd.models.facts import facts
 
 
 def describe(services: Services) -> list[dict[str, Any]]:
@@ -25,6 +26,7 @@ def _row(model: Model, slot: Slot | None) -> dict[str, Any]:
     about = {
         "name": model.name, "state": State.NOT_LOADED.value, "source": model.record.source,
         "fingerprint": model.record.fingerprint, "pulled_at": model.record.pulled_at, "notes": list(model.record.notes),
+        **facts(model.folder),
     }  # fmt: skip
     return about if slot is None else about | slot.describe()
 

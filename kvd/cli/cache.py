@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvclient.errors import Unreachable
+from kvclient.errors import BadRequest, Unreachable
 from kvd.cli import cacheview
 from kvd.cli.daemon import running
 from kvd.cli.durations import duration
@@ -94,14 +94,23 @@ def ask(verb: str, fields: dict[str, Any]) -> Answer:
 
 
 def offline(verb: str, fields: dict[str, Any]) -> Answer:
-    """Raises HomeLocked with the pid when another process owns the home, and whatever the verb raises."""
+    """Raises HomeLocked with the pid when another process owns the home, BadRequest where there is no store (none is
+    begun), and whatever the verb raises."""
     from kvd.config import load
-    from kvd.front.storelike import open_store
+    from kvd.front.storelike import DISK, open_store
     from kvd.home import Home, Lock
+    from kvd.store import mount
     from kvd.store.verbs import perform
 
     config = load()
-    home = Home(config.home)
+    home, root = Home(config.home), str(config.store_path)
+    none = BadRequest(f"no store yet: {root} is begun by `kvd serve`", path=root)
+    if not home.run.is_dir() and not mount.has_store(root):
+        raise none
     home.create()
-    with Lock(home), open_store(config) as store:
-        return perform(store, verb, fields)
+    with Lock(home):
+        mount.check(root, home.run / DISK)
+        if not mount.has_store(root):
+            raise none
+        with open_store(config) as store:
+            return perform(store, verb, fields)

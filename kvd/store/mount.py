@@ -23,9 +23,13 @@ def mount_of(path: str) -> str:
     return at
 
 
+def has_store(root: str) -> bool:
+    return os.path.lexists(Tree(root).tag)
+
+
 def check(root: str, memory: Path) -> None:
     """Raises StoreError when there is no store at `root`, and was one on a disk that is not mounted now."""
-    if os.path.lexists(Tree(root).tag):
+    if has_store(root):
         return
     known = _known(memory)
     mount = known.get("mount", "")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kvd import config
 from kvd.cli import main as cli
-from kvd.front.storelike import DISK
+from kvd.front.storelike import DISK, open_store
 from kvd.home import Home, Lock
 
 
@@ -23,6 +24,45 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
         yield Home(Path(folder))
 
 
+@pytest.fixture
+def store(home: Home) -> None:
+    """An empty one, as `kvd serve` leaves it."""
+    home.create()
+    open_store(config.load()).close()
+
+
+@pytest.mark.parametrize(
+    "words", [["stats"], ["ls"], ["verify"], ["gc"], ["rebuild"], ["clear", "--yes"], ["pin", "abcd"], ["import", "f"]]
+)
+def test_where_no_store_is_yet_it_says_so_and_makes_nothing(
+    home: Home, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVD_HOME", str(home.root / "new"))
+    assert cli.main(["cache", *words]) == 65
+    shown = capsys.readouterr().err
+    assert shown == f"kvd: no store yet: {home.root}/new/store is begun by `kvd serve`\n"
+    assert list(home.root.iterdir()) == []
+
+
+def test_a_home_with_models_only_gets_no_store_by_a_look(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.create()
+    assert cli.main(["cache"]) == 65
+    assert "no store yet" in capsys.readouterr().err
+    assert list(home.store.iterdir()) == [] and not (home.run / DISK).exists()
+
+
+def test_a_store_elsewhere_is_found_though_the_home_is_new(
+    home: Home, store: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = home.root / "new"
+    new.mkdir()
+    (new / "kvd.toml").write_text(f'[store]\npath = "{home.store}"\n')
+    monkeypatch.setenv("KVD_HOME", str(new))
+    assert cli.main(["cache", "stats"]) == 0
+    assert str(home.store) in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("verb", ["stats", "ls", "verify", "gc", "rebuild"])
 def test_each_verb_works_offline_and_starts_no_daemon(
     home: Home, verb: str, capsys: pytest.CaptureFixture[str]
@@ -34,12 +74,14 @@ def test_each_verb_works_offline_and_starts_no_daemon(
     assert not home.socket.exists()
 
 
+@pytest.mark.usefixtures("store")
 def test_clear_wants_a_yes(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cache", "clear"]) == 2
     assert "--yes" in capsys.readouterr().err
     assert cli.main(["cache", "clear", "--yes"]) == 0
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
@@ -79,5 +121,6 @@ def test_a_store_is_not_begun_while_the_disk_of_the_last_one_is_not_mounted(
     assert "/no/such/mount, which is not mounted now" in shown and len(shown.splitlines()) == 1
     assert list(home.store.iterdir()) == []
     (home.run / DISK).unlink()
+    open_store(config.load()).close()
     assert cli.main(["cache", "stats"]) == 0
     assert json.loads((home.run / DISK).read_text())["root"] == str(home.store)

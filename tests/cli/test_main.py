@@ -71,8 +71,8 @@ def test_no_words_show_the_verbs_and_exit_2() -> None:
     [
         (("warm", "demo", "-s", "You are terse.", "manual.md", "--pin", "--ttl", "7d"), "manual.md"),
         (("explain", "demo", "-s", "You are terse.", "manual.md", "--json"), "manual.md"),
-        (("cache", "pin", "--ttl", "7d", "abcdef"), "abcdef"),
-        (("cache", "--json", "import", "none.kvd"), "none.kvd"),
+        (("cache", "pin", "--ttl", "7d", "abcdef"), "no store yet"),
+        (("cache", "--json", "import", "none.kvd"), "no store yet"),
     ],
 )
 def test_options_may_stand_anywhere(home: Path, words: tuple[str, ...], said: str) -> None:

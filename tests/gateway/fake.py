@@ -37,7 +37,11 @@ STATUS: dict[str, Any] = {
         {"name": "kvd_completion_tokens_total", "label": "", "help": "generated", "values": {"": 3}},
     ],
 }  # fmt: skip
-MODELS = [{"name": "demo", "pulled_at": 1_700_000_000.0, "loaded": False}, {"name": "other", "pulled_at": 0}]
+MODELS = [
+    {"name": "demo", "pulled_at": 1_700_000_000.0, "state": "loaded", "context_length": 8192, "pid": 7,
+     "log": "/home/me/logs/worker.log", "fingerprint": "abc", "source": "/home/me/demo"},
+    {"name": "other", "pulled_at": 0, "state": "not loaded", "context_length": None},
+]  # fmt: skip
 
 
 def done(text: str, reason: str = "stop", **more: Any) -> tuple[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -100,6 +101,18 @@ def test_models_are_listed_and_found_by_name(serve: Serve) -> None:
     assert sdk.models.retrieve("other").owned_by == "kvd"
     with pytest.raises(openai.NotFoundError):
         sdk.models.retrieve("nope")
+
+
+def test_a_listed_model_has_the_fields_of_the_api_and_its_context_length_and_nothing_of_the_inside(
+    serve: Serve,
+) -> None:
+    served = serve()
+    demo, other = httpx.get(served.url + "/v1/models").json()["data"]
+    common = {"object": "model", "owned_by": "kvd"}
+    length = {"max_model_len": 8192, "context_length": 8192}
+    assert demo == {"id": "demo", "created": 1_700_000_000, **common, **length}
+    assert other == {"id": "other", "created": 0, **common}
+    assert httpx.get(served.url + "/v1/models/demo").json() == demo
 
 
 def test_embeddings_are_a_clear_not_found(serve: Serve) -> None:

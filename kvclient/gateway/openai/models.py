@@ -22,8 +22,12 @@ def _pulled(model: Mapping[str, Any]) -> datetime.datetime:
 
 
 def openai_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What OpenAI lists, and the context's length in tokens, where it is known, by the two names that clients of local
+    servers read: vLLM's `max_model_len`, OpenRouter's `context_length`."""
     created = int(_pulled(model).timestamp())
-    return {"id": model["name"], "object": "model", "created": created, "owned_by": "kvd", "kvd": dict(model)}
+    listed = {"id": model["name"], "object": "model", "created": created, "owned_by": "kvd"}
+    length = model.get("context_length")
+    return listed if length is None else {**listed, "max_model_len": length, "context_length": length}
 
 
 def openai_list(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

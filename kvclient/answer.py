@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kvclient import stdio
+from kvclient import reasons, stdio
 from kvclient.bar import Bar
 from kvclient.client import Client
 from kvclient.errors import Cancelled, Internal, KvdError
@@ -94,5 +94,5 @@ def figures(stats: Stats) -> str:
     if stats.miss_reason:
         at = stats.first_divergence
         where = f" at token {at.token}: {at.text[:40]!r}, stored {at.stored_text[:40]!r}" if at else ""
-        lines.append(f"not all was reused: {stats.miss_reason}{where}")
+        lines.append(f"not all was reused: {reasons.words(stats.miss_reason)}{where}")
     return "".join(f"kv: {line}\n" for line in lines)

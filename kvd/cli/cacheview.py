@@ -47,7 +47,7 @@ def stats(answer: Answer) -> RenderableType:
     if answer.get("quarantined_files"):
         rows.append(["damaged", f"{answer['quarantined_files']} set aside, {format_size(answer['quarantined_bytes'])}"])
     rows += [[f"  {model}", format_size(size)] for model, size in sorted(answer.get("models", {}).items())]
-    rows += [[COUNTERS.get(name, name), tokens(count)] for name, count in answer.get("counters", {}).items()]
+    rows += [[COUNTERS.get(name) or _plain(name), tokens(count)] for name, count in answer.get("counters", {}).items()]
     return table(["", ""], rows)
 
 
@@ -134,4 +134,9 @@ def unpinned(answer: Answer) -> str:
 
 def _counts(answer: Answer) -> str:
     counts = answer.get("counts") or {}
-    return f" ({', '.join(f'{name} {count}' for name, count in sorted(counts.items()))})" if counts else ""
+    return f" ({', '.join(f'{_plain(name)} {count}' for name, count in sorted(counts.items()))})" if counts else ""
+
+
+def _plain(name: str) -> str:
+    """A counter's name as people write: "refused.free_space" is "refused: free space"."""
+    return name.replace(".", ": ").replace("_", " ")

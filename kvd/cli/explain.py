@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kvclient import Client
+from kvclient import Client, reasons
 from kvd.cli import prompts
 from kvd.cli.output import print_json, tokens
 
@@ -46,7 +46,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         out.append(f"    here    {split['text']!r}")
         out.append(f"    stored  {split['stored_text']!r}")
     if found.get("miss_reason"):
-        out.append(f"why not all: {found['miss_reason']}")
+        out.append(f"why not all: {reasons.words(found['miss_reason'])}")
     for rule in found.get("rules") or []:
         out.append(f"rule {rule['name']} would save {tokens(rule['saved_tokens'])} tokens")
     return out

@@ -136,7 +136,9 @@ def test_stats_go_to_stderr() -> None:
 def test_stats_name_the_place_of_the_divergence(daemon: FakeDaemon) -> None:
     stats = {**STATS, "miss_reason": "diverged", "first_divergence": {"token": 5, "text": "Mon", "stored_text": "Tue"}}
     daemon.scripts["generate"] = lambda message, send: send("done", {"choices": [CHOICE], "stats": stats})
-    assert b"diverged at token 5: 'Mon', stored 'Tue'" in kv("--stats", "hi").stderr
+    told = b"not all was reused: it differs from what is stored at token 5: 'Mon', stored 'Tue'"
+    assert told in kv("--stats", "hi").stderr
+    assert json.loads(kv("--json", "hi").stdout)["stats"]["miss_reason"] == "diverged"
 
 
 def test_stats_tell_when_the_model_had_to_be_loaded(daemon: FakeDaemon) -> None:

@@ -52,6 +52,14 @@ def test_the_locks_pin_and_hash_everything_and_name_no_index() -> None:
             assert "--hash=sha256:" in entry, entry[:60]
 
 
+def test_the_locks_of_gpu_machines_have_what_their_extras_add() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in ("cuda12", "cuda13"):
+        locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / f"tools/{name}.lock").read_text(), re.M))
+        added = {re.split(r"[\[<>=;~! ]", line, maxsplit=1)[0] for line in extras[name]} - {"mlx"}
+        assert added and added <= locked
+
+
 def test_every_dependency_of_the_project_is_in_the_lock() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

@@ -15,6 +15,7 @@ from kvclient.errors import UnsupportedModel
 from kvd.cache.check_device import TOLERANCE, PathCheck, check_device, compare, wanted
 from kvd.cache.hostmem import address, on_cpu
 from kvd.cache.layout import KVLayout, LayerKV
+from kvd.cache.nvrtc import available
 from kvd.cache.paged import CachedSequence, PagedCache, forward
 from kvd.cache.paths import Paths
 
@@ -50,8 +51,9 @@ def check(model: Any, layout: KVLayout, block_size: int, architecture: str) -> R
         )  # fmt: skip
     paths = wanted(layout, block_size, heads)
     chunked = ok.get("chunk", False) and ok.get("chunked", False)
+    ahead = ok.get("ahead", on_cpu() or available())  # what is in flight on a GPU makes updates copy the pool
     found_ok = replace(
-        paths, opaque=ok["opaque"], chunked_from=paths.chunked_from if chunked else None, ahead=ok.get("ahead", True)
+        paths, opaque=ok["opaque"], chunked_from=paths.chunked_from if chunked else None, ahead=ahead
     )
     return Report(narrowed(found_ok, found, layout), tuple(found))
 

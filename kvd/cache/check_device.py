@@ -20,6 +20,7 @@ from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.chunked import attend_chunk
 from kvd.cache.hostmem import on_cpu
 from kvd.cache.layout import KVLayout, LayerKV
+from kvd.cache.nvrtc import available
 from kvd.cache.paths import Paths, preferences
 from kvd.cache.plan import Bundle, Piece, View
 from kvd.cache.pool import KVPool
@@ -46,7 +47,7 @@ class PathCheck:
 
 def wanted(layout: KVLayout, block_size: int, heads: int) -> Paths:
     """What this device and layout would use, were everything right. heads: query heads of a layer."""
-    kernel = kernels.available() and kernels.takes(layout, block_size, heads)
+    kernel = available() and kernels.takes(layout, block_size, heads)
     return preferences(layout.dtype, block_size, on_cpu(), kernel)
 
 

@@ -13,13 +13,23 @@ constexpr unsigned ALL = 0xffffffffu;
 constexpr int STEP = 16;  // rows that a warp takes at a time: the height of a tensor core's tile
 
 #ifndef KVD_ON_HOST
+using size_t = unsigned long long;
+using int32_t = int;
+using uint32_t = unsigned;
+struct bfloat16 {
+  unsigned short bits;
+};
+struct float16 {
+  unsigned short bits;
+};
+
 // c[16 x 8] += a[16 x 16] b[16 x 8], spread over a warp as the PTX manual has it.
-__device__ inline void multiply(float* c, const unsigned* a, unsigned b0, unsigned b1, const __nv_bfloat16*) {
+__device__ inline void multiply(float* c, const unsigned* a, unsigned b0, unsigned b1, const bfloat16*) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ inline void multiply(float* c, const unsigned* a, unsigned b0, unsigned b1, const __half*) {
+__device__ inline void multiply(float* c, const unsigned* a, unsigned b0, unsigned b1, const float16*) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -30,19 +40,29 @@ __device__ inline unsigned transposed(unsigned pair) {
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
   return out;
 }
+__device__ inline unsigned pair_of(float low, float high, const bfloat16*) {
+  unsigned out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+__device__ inline unsigned pair_of(float low, float high, const float16*) {
+  unsigned out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+__device__ inline float power_of_two(float exponent) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(exponent));
+  return out;
+}
 #endif
 
-__device__ inline unsigned pair_of(float low, float high, const __nv_bfloat16*) {
-  return static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16(low))) |
-      static_cast<unsigned>(__bfloat16_as_ushort(__float2bfloat16(high))) << 16;
+// The score of a row that is not there: minus infinity.
+__device__ inline float nothing() { return __uint_as_float(0xff800000u); }
+template <typename T>
+__device__ inline void narrow(float value, T* out) {
+  out->bits = static_cast<unsigned short>(pair_of(value, 0.0f, out));
 }
-__device__ inline unsigned pair_of(float low, float high, const __half*) {
-  return static_cast<unsigned>(__half_as_ushort(__float2half(low))) |
-      static_cast<unsigned>(__half_as_ushort(__float2half(high))) << 16;
-}
-__device__ inline void narrow(float value, __nv_bfloat16* out) { *out = __float2bfloat16(value); }
-__device__ inline void narrow(float value, __half* out) { *out = __float2half(value); }
-
 template <typename T>
 __device__ inline const uint4& load(const T* from) {
   return *reinterpret_cast<const uint4*>(from);
@@ -50,14 +70,14 @@ __device__ inline const uint4& load(const T* from) {
 
 // One block: one of the splits of one sequence, for the G query heads of one KV head. WARPS * 32 threads.
 //
-// q: [G, D], q_step apart. k, v: this head's rows of the pool. The sequence's rows are those of the blocks in `table`,
-// or without one `length` rows from `first` on. write: its last row is not in the pool yet but in new_k [D] and
+// q: [G, D]. k, v: this head's rows of the pool. The sequence's rows are those of the blocks in `table`, of 1 << shift
+// rows each, or without one `length` rows from `first` on. write: its last row is not in the pool yet but in new_k [D] and
 // new_v [DV]; it is brought there. scale has log2(e) in it: exponentials are powers of two. scratch: [splits, G, DV + 2]
 // floats; arrived: zero, and zero again afterwards. out: [G, DV].
-template <typename T, int D, int DV, int G, int BLOCK, int WARPS>
+template <typename T, int D, int DV, int G, int WARPS>
 __device__ void attend(
-    const T* q, int64_t q_step, T* k, T* v, bool write, const T* new_k, const T* new_v, const uint32_t* table,
-    int first, int length, float scale, int splits, int split, float* scratch, unsigned* arrived, T* out) {
+    const T* q, T* k, T* v, bool write, const T* new_k, const T* new_v, const uint32_t* table, int shift, int first,
+    int length, float scale, int splits, int split, float* scratch, unsigned* arrived, T* out) {
   constexpr int THREADS = WARPS * 32, K_PARTS = D / 32, V_PARTS = DV / 64;
   __shared__ float mixed[WARPS][G][DV];
   __shared__ float tops[WARPS][8], totals[WARPS][8];
@@ -70,12 +90,13 @@ __device__ void attend(
   const int fresh = write ? length - 1 : -1;
 
   auto place = [&](int at) {  // in the pool, of the first of 16 rows
-    return table ? static_cast<size_t>(table[at / BLOCK]) * BLOCK + at % BLOCK : static_cast<size_t>(first) + at;
+    return table ? (static_cast<size_t>(table[at >> shift]) << shift) + (at & ((1 << shift) - 1))
+                 : static_cast<size_t>(first) + at;
   };
   uint4 query[K_PARTS];
 #pragma unroll
   for (int t = 0; t < K_PARTS; ++t) {
-    query[t] = row < G ? load(q + row * q_step + t * 32 + column * 8) : uint4{0, 0, 0, 0};
+    query[t] = row < G ? load(q + row * D + t * 32 + column * 8) : uint4{0, 0, 0, 0};
   }
   float mix[V_PARTS][4][4];
 #pragma unroll
@@ -88,7 +109,7 @@ __device__ void attend(
       }
     }
   }
-  float top[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+  float top[2] = {nothing(), nothing()}, total[2] = {0.0f, 0.0f};
 
   uint4 keys[2][K_PARTS], values[4][V_PARTS];
   auto load_keys = [&](int at) {
@@ -136,7 +157,7 @@ __device__ void attend(
     float weights[4], shrink[2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      scores[i] = at + row + i / 2 * 8 < length ? scores[i] * scale : -INFINITY;
+      scores[i] = at + row + i / 2 * 8 < length ? scores[i] * scale : nothing();
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -146,10 +167,10 @@ __device__ void attend(
         most = fmaxf(most, __shfl_xor_sync(ALL, most, step));
       }
       most = fmaxf(most, top[i]);
-      shrink[i] = exp2f(top[i] - most);
+      shrink[i] = power_of_two(top[i] - most);
       top[i] = most;
-      weights[i] = exp2f(scores[i] - most);
-      weights[i + 2] = exp2f(scores[i + 2] - most);
+      weights[i] = power_of_two(scores[i] - most);
+      weights[i + 2] = power_of_two(scores[i + 2] - most);
       total[i] = total[i] * shrink[i] + weights[i] + weights[i + 2];
     }
     const unsigned upper = transposed(pair_of(weights[0], weights[1], q));
@@ -212,7 +233,7 @@ __device__ void attend(
   __syncthreads();
   constexpr int EACH = (G * DV + THREADS - 1) / THREADS;
   float* mine = scratch + static_cast<size_t>(split) * G * (DV + 2);  // [splits, G, DV + 2]: sums, largest, total
-#pragma unroll
+#pragma unroll 1
   for (int n = 0; n < EACH; ++n) {
     const int i = thread + n * THREADS, g = i / DV;
     if (i < G * DV) {
@@ -222,9 +243,9 @@ __device__ void attend(
         most = fmaxf(most, tops[other][g]);
       }
       float sum = 0.0f, all = 0.0f;
-#pragma unroll
+#pragma unroll 2
       for (int other = 0; other < WARPS; ++other) {
-        const float weight = tops[other][g] == -INFINITY ? 0.0f : exp2f(tops[other][g] - most);
+        const float weight = tops[other][g] == nothing() ? 0.0f : power_of_two(tops[other][g] - most);
         sum += weight * mixed[other][g][i % DV];
         all += weight * totals[other][g];
       }
@@ -256,27 +277,45 @@ __device__ void attend(
   if (thread == 0) {
     *arrived = 0;
   }
-#pragma unroll
+#pragma unroll 1
   for (int n = 0; n < EACH; ++n) {
     const int i = thread + n * THREADS;
     if (i >= G * DV) {
       break;
     }
     const float* of = scratch + static_cast<size_t>(i / DV) * (DV + 2);
-    float most = -INFINITY, sum = 0.0f, all = 0.0f;
-#pragma unroll 8
+    float most = nothing(), sum = 0.0f, all = 0.0f;
+#pragma unroll 4
     for (int other = 0; other < splits; ++other) {
       most = fmaxf(most, __ldcg(of + static_cast<size_t>(other) * G * (DV + 2) + DV));
     }
-#pragma unroll 8
+#pragma unroll 4
     for (int other = 0; other < splits; ++other) {
       const float* there = of + static_cast<size_t>(other) * G * (DV + 2);
-      const float weight = exp2f(__ldcg(there + DV) - most);
+      const float weight = power_of_two(__ldcg(there + DV) - most);
       all += weight * __ldcg(there + DV + 1);
       sum += weight * __ldcg(there + i % DV);
     }
     narrow(sum / all, out + i);
   }
 }
+
+#ifndef KVD_ON_HOST
+// A block for each split, KV head and sequence. first < 0: rows by `blocks` [sequences, width] and `lengths`.
+template <typename T, int D, int DV, int G, int WARPS>
+__global__ void __launch_bounds__(WARPS * 32) decode(
+    const T* q, const T* k, const T* v, const T* new_k, const T* new_v, const unsigned* blocks, const int* lengths,
+    float* scratch, unsigned* arrived, T* out, int height, int width, int shift, int first, int length, int write,
+    float scale) {
+  const int head = blockIdx.y, sequence = blockIdx.z;
+  const size_t both = static_cast<size_t>(sequence) * gridDim.y + head, above = static_cast<size_t>(head) * height;
+  const bool run = first >= 0;
+  attend<T, D, DV, G, WARPS>(
+      q + both * G * D, const_cast<T*>(k) + above * D, const_cast<T*>(v) + above * DV, write, new_k + both * D,
+      new_v + both * DV, run ? nullptr : blocks + static_cast<size_t>(sequence) * width, shift, first,
+      run ? length : lengths[sequence], scale, gridDim.x, blockIdx.x, scratch + both * gridDim.x * G * (DV + 2),
+      arrived + both, out + both * G * DV);
+}
+#endif
 
 }  // namespace kvd

@@ -19,8 +19,8 @@ import mlx.core as mx
 
 from kvd.cache.hostmem import ALL_PARTS, Handles, window
 from kvd.cache.inplace import addresses
-from kvd.cache.kernel import available
 from kvd.cache.layout import Part
+from kvd.cache.nvrtc import available, missing, on_cuda
 
 KEPT: Final = 8
 """pinned buffers kept for the next copy; pinning takes longer than copying"""
@@ -101,18 +101,16 @@ def copier() -> Copier | None:
     """None where the device is no CUDA device, or `lacking` says why."""
     if not available():
         return None
-    try:
-        from cuda.bindings import driver
-    except ImportError:
-        return None
+    from cuda.bindings import driver
+
     return Copier(driver)
 
 
 def lacking() -> str:
     """What makes a CUDA device slower than it need be; empty elsewhere."""
-    if not available() or copier() is not None:
+    if not on_cuda() or not missing():
         return ""
-    return "KV goes to the disk and back through mlx, which stalls prefill: NVIDIA's cuda-bindings are not installed"
+    return f"decode is slower, and KV on its way to the disk and back stalls prefill: {missing()}"
 
 
 class DeviceGeneration(Handles):

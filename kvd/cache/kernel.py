@@ -4,8 +4,7 @@ Why: MLX runs a step ahead of the device, which then still refers to the pool, s
 copies the whole array first; and each operation costs the host some 10 us, which is what a step takes on a fast GPU.
 
 One of the paths behind `kvd.cache.check`, never the only one: what it does not take, and every other backend, goes the
-portable way. MLX does not know of its writes. They are in order with everything that is put in line after the step has
-been (`mx.async_eval`); nothing else that changes the pool may be part of the same evaluation.
+portable way.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 import mlx.core as mx
 
 from kvd.cache.layout import KVLayout, LayerKV
+from kvd.cache.nvrtc import Kernel, compiled
 from kvd.cache.plan import View
 from kvd.cache.side import Side
 
@@ -34,6 +32,8 @@ side and find it in the cache of the GPU: 8 of them with 32,768 rows take 149 us
 MOST_REPEATS: Final = 8
 """query heads per KV head: the width of a tile"""
 MOST_DIM: Final = 128
+LOG2_E: Final = math.log2(math.e)
+"""the kernel's exponentials are powers of two"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +80,12 @@ class Tables:
         return Tables(mx.array(padded, dtype=mx.uint32), mx.array(lengths, dtype=mx.int32), now)
 
 
-def available() -> bool:
-    """Whether this process's device takes CUDA kernels."""
-    return mx.default_device() != mx.Device(mx.cpu) and bool(mx.cuda.is_available())
-
-
 def takes(layout: KVLayout, block_size: int, query_heads: int) -> bool:
-    """Whether the kernel has a form for every layer: native halves, head sizes that tiles divide, few query heads."""
+    """Whether the kernel has a form for every layer: native halves, head sizes that tiles divide, few query heads for
+    a KV head. Block sizes are powers of two."""
     halves = layout.dtype in ("float16", "bfloat16")
-    return halves and block_size % STEP == 0 and all(_takes(layer, query_heads) for layer in layout.layers)
+    blocks = block_size % STEP == 0 and block_size.bit_count() == 1
+    return halves and blocks and all(_takes(layer, query_heads) for layer in layout.layers)
 
 
 def _takes(layer: LayerKV, query_heads: int) -> bool:
@@ -115,80 +112,20 @@ def attend_paged(
     splits = -(-turns // fair)
     scratch, arrived = _scratch(batch * kv_heads * splits * repeats * (v_dim + 2), batch * kv_heads)
     fresh = (queries, queries) if new is None else new
-    blocks, lengths = _no_tables() if isinstance(where, Span) else (where.blocks, where.lengths)
-    first, rows = (where.first + 2, where.longest) if isinstance(where, Span) else (1, 1)
-    told = numbers(first, rows, 1 if new is None else 2)
-    (out,) = _kernel()(
-        inputs=[
-            queries, keys, values, *fresh, blocks, lengths, told, _exponent(scale), scratch, arrived,
-        ],
-        template=[
-            ("T", keys.dtype), ("D", dim), ("DV", v_dim), ("G", repeats), ("BLOCK", block_size), ("WARPS", WARPS)
-        ],
-        grid=(splits * WARPS * 32, kv_heads, batch),
-        threadgroup=(WARPS * 32, 1, 1),
-        output_shapes=[(batch, heads, 1, v_dim)],
-        output_dtypes=[keys.dtype],
+    if isinstance(where, Span):
+        tables, width, first, rows = (queries, queries), 0, where.first, where.longest
+    else:
+        tables, width, first, rows = (where.blocks, where.lengths), where.blocks.shape[1], -1, 0
+    return _form(keys.dtype, dim, v_dim, repeats).launch(
+        [queries, keys, values, *fresh, *tables, scratch, arrived],
+        [keys.shape[2], width, block_size.bit_length() - 1, first, rows, int(new is not None), scale * LOG2_E],
+        blocks=(splits, kv_heads, batch), threads=WARPS * 32, shape=(batch, heads, 1, v_dim), dtype=keys.dtype,
     )  # fmt: skip
-    result: mx.array = out
-    return result
 
 
-BODY: Final = """
-const int head = blockIdx.y, sequence = blockIdx.z, splits = gridDim.x, first = number_shape[0] - 2;
-const bool run = first >= 0;
-const size_t both = size_t(sequence) * gridDim.y + head;
-kvd::attend<T, D, DV, G, BLOCK, WARPS>(
-    q + sequence * q_strides[0] + head * G * q_strides[1], q_strides[1],
-    const_cast<T*>(k) + size_t(head) * k_shape[2] * D, const_cast<T*>(v) + size_t(head) * k_shape[2] * DV,
-    number_shape[2] == 2, new_k + sequence * new_k_strides[0] + head * new_k_strides[1],
-    new_v + sequence * new_v_strides[0] + head * new_v_strides[1],
-    run ? nullptr : blocks + sequence * blocks_shape[1], first, run ? number_shape[1] : lengths[sequence], scale[0],
-    splits, blockIdx.x, const_cast<float*>(scratch) + both * splits * G * (DV + 2),
-    const_cast<uint32_t*>(arrived) + both, out + both * G * DV);
-"""
-
-
-@cache
-def _kernel() -> Any:
-    return mx.fast.cuda_kernel(
-        name="kvd_attend",
-        input_names=["q", "k", "v", "new_k", "new_v", "blocks", "lengths", "number", "scale", "scratch", "arrived"],
-        output_names=["out"],
-        header=_source(),
-        source=BODY,
-        ensure_row_contiguous=False,
-    )
-
-
-def numbers(*shape: int) -> mx.array:
-    """A view without memory: its shape reaches a kernel with the launch, whereas numbers in an array would have to be
-    brought to the device in every step. None may be 0."""
-    return mx.broadcast_to(_one(), shape)
-
-
-@cache
-def _source() -> str:
-    """`decode.cu` without its comments: MLX takes the hash of all of it with every call."""
-    lines = (line.partition("//")[0].strip() for line in (files("kvd.cache") / "decode.cu").read_text().splitlines())
-    return "\n".join(filter(None, lines)) + "\n"
-
-
-@lru_cache(maxsize=16)
-def _exponent(scale: float) -> mx.array:
-    """[1]: the scale of the scores, for exponentials that are powers of two."""
-    return _kept(mx.array([scale * math.log2(math.e)], dtype=mx.float32))
-
-
-@cache
-def _one() -> mx.array:
-    return _kept(mx.array([1], dtype=mx.uint8))
-
-
-@cache
-def _no_tables() -> tuple[mx.array, mx.array]:
-    """In the place of tables: types are part of the kernel, which is compiled once for both."""
-    return _kept(mx.zeros((1, 1), dtype=mx.uint32)), _kept(mx.zeros(1, dtype=mx.int32))
+def _form(dtype: mx.Dtype, dim: int, v_dim: int, repeats: int) -> Kernel:
+    kind = str(dtype).removeprefix("mlx.core.")
+    return compiled("decode.cu", f"kvd::decode<kvd::{kind}, {dim}, {v_dim}, {repeats}, {WARPS}>")
 
 
 _held: list[mx.array] = []
@@ -199,10 +136,6 @@ def _scratch(floats: int, counters: int) -> tuple[mx.array, mx.array]:
     are zero between them."""
     if not _held or _held[0].size < floats or _held[1].size < counters:
         most = [max(floats, _held[0].size), max(counters, _held[1].size)] if _held else [floats, counters]
-        _held[:] = [_kept(mx.zeros(most[0], dtype=mx.float32)), _kept(mx.zeros(most[1], dtype=mx.uint32))]
+        _held[:] = [mx.zeros(most[0], dtype=mx.float32), mx.zeros(most[1], dtype=mx.uint32)]
+        mx.eval(_held)
     return _held[0], _held[1]
-
-
-def _kept(array: mx.array) -> mx.array:
-    mx.eval(array)
-    return array

@@ -13,8 +13,8 @@ import mlx.core as mx
 from kvd.cache.devicemem import DeviceGeneration, copier
 from kvd.cache.hostmem import ALL_PARTS, Generation, Opened, addressable
 from kvd.cache.inplace import Item, assign, launch
-from kvd.cache.kernel import available
 from kvd.cache.layout import KVLayout, Part
+from kvd.cache.nvrtc import available
 from kvd.cache.placement import Move
 from kvd.cache.side import Side
 

@@ -33,29 +33,6 @@ inline float __uint_as_float(unsigned bits) {
   return value;
 }
 
-struct __nv_bfloat16 {
-  uint16_t bits;
-};
-inline __nv_bfloat16 __float2bfloat16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16)};
-}
-inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 value) { return value.bits; }
-using __half = _Float16;
-inline __half __float2half(float value) { return static_cast<__half>(value); }
-inline float __half2float(__half value) { return static_cast<float>(value); }
-inline unsigned short __half_as_ushort(__half value) {
-  unsigned short bits;
-  std::memcpy(&bits, &value, 2);
-  return bits;
-}
-inline float value_of(unsigned short bits, const __nv_bfloat16*) { return __uint_as_float(unsigned(bits) << 16); }
-inline float value_of(unsigned short bits, const __half*) {
-  __half value;
-  std::memcpy(&value, &bits, 2);
-  return value;
-}
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned order) {
   const uint64_t both = uint64_t(y) << 32 | x;
   unsigned out = 0;
@@ -182,6 +159,35 @@ inline float __shfl_xor_sync(unsigned, float value, int mask) {
 }
 
 namespace kvd {
+
+struct bfloat16 {
+  unsigned short bits;
+};
+struct float16 {
+  unsigned short bits;
+};
+inline unsigned rounded(float value, const bfloat16*) {
+  unsigned bits;
+  std::memcpy(&bits, &value, 4);
+  return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
+}
+inline unsigned rounded(float value, const float16*) {
+  const _Float16 half = static_cast<_Float16>(value);
+  unsigned short bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+inline float value_of(unsigned short bits, const bfloat16*) { return __uint_as_float(unsigned(bits) << 16); }
+inline float value_of(unsigned short bits, const float16*) {
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return value;
+}
+template <typename T>
+unsigned pair_of(float low, float high, const T* kind) {
+  return rounded(low, kind) | rounded(high, kind) << 16;
+}
+inline float power_of_two(float exponent) { return std::exp2(exponent); }
 
 // What tensor cores do, after the tables of the PTX manual for m16n8k16: a thread's place in a tile.
 struct Fragment {

@@ -189,7 +189,7 @@ def portable_kernel(queries, new, k, v, where, scale, block_size):
 @pytest.mark.parametrize("right", [True, False])
 def test_a_kernel_that_is_right_is_all_that_is_looked_at_and_a_wrong_one_is_off(monkeypatch, right):
     wrong = lambda *given: portable_kernel(*given) * 1.5  # noqa: E731
-    monkeypatch.setattr(kernel, "available", lambda: True)
+    monkeypatch.setattr(checks, "available", lambda: True)
     monkeypatch.setattr(kernel, "attend_paged", portable_kernel if right else wrong)
     layout = KVLayout((LayerKV(2, 64, 64), LayerKV(2, 32, 64)), "bfloat16")
     assert wanted(layout, 16, 8).kernel
@@ -202,7 +202,7 @@ def test_a_kernel_that_is_right_is_all_that_is_looked_at_and_a_wrong_one_is_off(
 
 def test_a_kernel_that_does_not_write_the_last_row_is_off(monkeypatch):
     forgets = lambda q, new, *given: portable_kernel(q, None, *given)  # noqa: E731
-    monkeypatch.setattr(kernel, "available", lambda: True)
+    monkeypatch.setattr(checks, "available", lambda: True)
     monkeypatch.setattr(kernel, "attend_paged", forgets)
     found = check_device(KVLayout((LayerKV(2, 64, 64),), "float16"), 32, 4, view=False)
     assert not next(item for item in found if item.path == "kernel").ok

@@ -29,20 +29,21 @@ class Shape:
 
 
 SHAPES = [
-    Shape("__nv_bfloat16", 128, 128, 4, 32), Shape("__half", 64, 128, 8, 16), Shape("__nv_bfloat16", 32, 64, 1, 64),
-    Shape("__half", 96, 64, 3, 256),
+    Shape("bfloat16", 128, 128, 4, 32), Shape("float16", 64, 128, 8, 16), Shape("bfloat16", 32, 64, 1, 64),
+    Shape("float16", 96, 64, 3, 256),
 ]  # fmt: skip
 PROGRAM = """
 #include "cuda_on_host.hpp"
 #include "{kernel}"
+using kvd::{T};
 extern "C" void attend(bool write, const {T}* q, {T}* k, {T}* v, const {T}* new_k, const {T}* new_v,
                        const uint32_t* table, int width, int first, const int32_t* lengths, float scale, int pool_rows,
                        int batch, int heads, int splits, float* scratch, unsigned* arrived, {T}* out) {{
   Block::run({{unsigned(splits), unsigned(heads), unsigned(batch)}}, {WARPS} * 32, [&] {{
     const size_t both = size_t(blockIdx.z) * heads + blockIdx.y;
-    kvd::attend<{T}, {D}, {DV}, {G}, {BLOCK}, {WARPS}>(
-        q + both * {G} * {D}, {D}, k + size_t(blockIdx.y) * pool_rows * {D}, v + size_t(blockIdx.y) * pool_rows * {DV},
-        write, new_k + both * {D}, new_v + both * {DV}, table ? table + blockIdx.z * width : nullptr, first,
+    kvd::attend<{T}, {D}, {DV}, {G}, {WARPS}>(
+        q + both * {G} * {D}, k + size_t(blockIdx.y) * pool_rows * {D}, v + size_t(blockIdx.y) * pool_rows * {DV},
+        write, new_k + both * {D}, new_v + both * {DV}, table ? table + blockIdx.z * width : nullptr, {SHIFT}, first,
         lengths[blockIdx.z], scale, splits, blockIdx.x, scratch + both * splits * {G} * ({DV} + 2), arrived + both,
         out + both * {G} * {DV});
   }});
@@ -60,7 +61,7 @@ def built(request, tmp_path_factory):
     source.write_text(
         PROGRAM.format(
             kernel=HERE.parents[1] / "kvd" / "cache" / "decode.cu", T=shape.kind, D=shape.dim, DV=shape.v_dim,
-            G=shape.repeats, BLOCK=shape.block, WARPS=WARPS,
+            G=shape.repeats, SHIFT=shape.block.bit_length() - 1, WARPS=WARPS,
         )
     )  # fmt: skip
     command = [COMPILER, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{HERE}", str(source), "-o", str(library)]
@@ -71,14 +72,14 @@ def built(request, tmp_path_factory):
 
 def stored(kind, values):
     """Values as the kernel's type, and what they are then."""
-    if kind == "__half":
+    if kind == "float16":
         return values.astype(np.float16), values.astype(np.float16).astype(np.float32)
     bits = values.astype(np.float32).view(np.uint32) & 0xFFFF0000
     return (bits >> 16).astype(np.uint16), bits.view(np.float32)
 
 
 def widened(kind, raw):
-    if kind == "__nv_bfloat16":
+    if kind == "bfloat16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw.astype(np.float32)
 
@@ -133,7 +134,7 @@ def test_it_attends_to_each_sequence_and_writes_its_last_row(built, lengths, spl
         scores = np.einsum("hgd,hrd->hgr", q32[i] * scale, k32[:, read])
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         wanted = np.einsum("hgr,hrd->hgd", weights / weights.sum(-1, keepdims=True), v32[:, read])
-        limit = 4e-3 if kind == "__half" else 2e-2
+        limit = 4e-3 if kind == "float16" else 2e-2
         assert np.abs(found[i] - wanted).max() <= limit * np.abs(wanted).max()
     assert (k == before[0]).all() and (v == before[1]).all(), "a row was written that is not the last of a sequence"
 

@@ -1,0 +1,21 @@
+// Rows into an array of the pool, for CUDA.
+
+namespace kvd {
+
+// rows: [heads, count, per] from row `first` on into pool [heads, height, per], `per` loads to a row. done: where the
+// pool lies on the device.
+template <typename Load>
+__global__ void write_rows(
+    const Load* rows, const Load* pool, unsigned long long* done, int heads, int count, int per, int height,
+    int first) {
+  const long long number = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (number == 0) {
+    *done = reinterpret_cast<unsigned long long>(pool);
+  }
+  if (number < static_cast<long long>(heads) * count * per) {
+    const int part = number % per, row = number / per % count, head = number / per / count;
+    const_cast<Load*>(pool)[(static_cast<long long>(head) * height + first + row) * per + part] = rows[number];
+  }
+}
+
+}  // namespace kvd

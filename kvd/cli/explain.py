@@ -45,8 +45,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         out.append(f"differs from what is stored at token {tokens(split['token'])}:")
         out.append(f"    here    {split['text']!r}")
         out.append(f"    stored  {split['stored_text']!r}")
-    if found.get("miss_reason"):
-        out.append(f"why not all: {reasons.words(found['miss_reason'])}")
+    if (why := found.get("miss_reason")) and why != "diverged":  # of that the lines above tell all
+        out.append(f"why not all: {reasons.words(why)}")
     for rule in found.get("rules") or []:
         out.append(f"rule {rule['name']} would save {tokens(rule['saved_tokens'])} tokens")
     return out

@@ -10,6 +10,7 @@
 namespace kvd {
 
 constexpr unsigned ALL = 0xffffffffu;
+constexpr float LEAST = -1e38f;  // below every score that is one
 constexpr int STEP = 16;  // rows that a warp takes at a time: the height of a tensor core's tile
 
 #ifndef KVD_ON_HOST
@@ -59,6 +60,8 @@ __device__ inline float power_of_two(float exponent) {
 
 // The score of a row that is not there: minus infinity.
 __device__ inline float nothing() { return __uint_as_float(0xff800000u); }
+// A sum by its total of weights; nothing at all is zero.
+__device__ inline float share(float sum, float all) { return all > 0.0f ? sum / all : 0.0f; }
 template <typename T>
 __device__ inline void narrow(float value, T* out) {
   out->bits = static_cast<unsigned short>(pair_of(value, 0.0f, out));
@@ -72,7 +75,7 @@ __device__ inline const uint4& load(const T* from) {
 //
 // q: [G, D]. k, v: this head's rows of the pool. The sequence's rows are those of the blocks in `table`, of 1 << shift
 // rows each, or without one `length` rows from `first` on. write: its last row is not in the pool yet but in new_k [D] and
-// new_v [DV]; it is brought there. scale has log2(e) in it: exponentials are powers of two. scratch: [splits, G, DV + 2]
+// new_v [DV]; it is brought there. Of no rows the result is zero. scale has log2(e) in it: exponentials are powers of two. scratch: [splits, G, DV + 2]
 // floats; arrived: zero, and zero again afterwards. out: [G, DV].
 template <typename T, int D, int DV, int G, int WARPS>
 __device__ void attend(
@@ -250,7 +253,7 @@ __device__ void attend(
         all += weight * totals[other][g];
       }
       if (splits == 1) {
-        narrow(sum / all, out + i);
+        narrow(share(sum, all), out + i);
       } else {
         mine[g * (DV + 2) + i % DV] = sum;
         if (i % DV == 0) {
@@ -284,7 +287,7 @@ __device__ void attend(
       break;
     }
     const float* of = scratch + static_cast<size_t>(i / DV) * (DV + 2);
-    float most = nothing(), sum = 0.0f, all = 0.0f;
+    float most = LEAST, sum = 0.0f, all = 0.0f;
 #pragma unroll 4
     for (int other = 0; other < splits; ++other) {
       most = fmaxf(most, __ldcg(of + static_cast<size_t>(other) * G * (DV + 2) + DV));
@@ -296,7 +299,7 @@ __device__ void attend(
       all += weight * __ldcg(there + DV + 1);
       sum += weight * __ldcg(there + i % DV);
     }
-    narrow(sum / all, out + i);
+    narrow(share(sum, all), out + i);
   }
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from kvd.cache.ahead import AheadStep, Arriving, Outlook
+from kvd.cache.kernel import whole
 from kvd.cache.steps import PausedStep, plan_step
 
 if TYPE_CHECKING:
@@ -54,10 +55,12 @@ def forward(
     if arriving is not None:
         step = AheadStep(step, arriving)
     ids = mx.array(tokens) if inputs is None else inputs[:, None]
+    if len(batch) > 1 and cache.paths.kernel and whole(len(batch)) > len(batch):
+        ids = mx.pad(ids, [(0, whole(len(batch)) - len(batch)), (0, 0)])
     out = model(ids, cache=cache.layer_caches(step))
     if not logits:
         del out
         cache.pool.evaluate()
         return None
-    result: mx.array = out[:, -1, :]
+    result: mx.array = out[: len(batch), -1, :]
     return result

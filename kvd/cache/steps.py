@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.chunked import attend_chunk
-from kvd.cache.kernel import Span, Tables, attend_paged
+from kvd.cache.kernel import Span, Tables, attend_paged, whole
 from kvd.cache.paths import Paths
 from kvd.cache.plan import Bundle, Piece, View, bundles, pieces
 from kvd.cache.plugin import OpaqueKV, Step
@@ -63,7 +63,7 @@ def kernel_step(cache: PagedCache, views: Sequence[View], offsets: Sequence[int]
         run = pieces(views[0].table, cache.block_size, 0, views[0].rows)
         if len(run) == 1:
             return KernelStep(cache.pool, Span(run[0].start, run[0].rows), offsets[0], new)
-    cache.tables = Tables.of(views, cache.tables)
+    cache.tables = Tables.of(views, cache.tables, whole(len(views)))
     return KernelStep(cache.pool, cache.tables, offsets[0] if len(views) == 1 else cache.tables.lengths - 1, new)
 
 

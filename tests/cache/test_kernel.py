@@ -86,7 +86,7 @@ def widened(kind, raw):
 
 @pytest.mark.parametrize("write", [True, False], ids=["write", "stored"])
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("lengths", [(1,), (16,), (70, 1), (64, 65, 128), (200, 33)], ids=str)
+@pytest.mark.parametrize("lengths", [(1,), (16,), (70, 1), (64, 65, 128), (200, 33), (50, 0)], ids=str)
 def test_it_attends_to_each_sequence_and_writes_its_last_row(built, lengths, splits, write):
     shape, library = built
     rng = np.random.default_rng(sum(lengths))
@@ -125,6 +125,9 @@ def test_it_attends_to_each_sequence_and_writes_its_last_row(built, lengths, spl
     assert not arrived.any()
     found = widened(kind, out)
     for i, n in enumerate(lengths):
+        if not n:
+            assert not found[i].any()
+            continue
         read = np.concatenate([np.arange(b * block, (b + 1) * block) for b in table[i]])[:n]
         if run:
             read = np.arange(first, first + n)

@@ -147,12 +147,16 @@ def test_with_a_kernel_a_step_is_one_launch_a_layer(monkeypatch, lengths):
             blocks = zip(where.blocks.tolist(), counts, strict=True)
             tails = tuple(tuple(row[: -(-n // block_size)]) for row, n in blocks)
         given.append((type(where), counts))
+        assert len(counts) == len(queries)
+        counts = tuple(n for n in counts if n)
+        idle = mx.zeros((len(queries) - len(counts), *queries.shape[1:]))
+        tails, queries = tails[: len(counts)], queries[: len(counts)]
         for i, (tail, n) in enumerate(zip(tails, counts, strict=True)):
             at = tail[(n - 1) // block_size] * block_size + (n - 1) % block_size
             for side, rows in zip((k, v), new, strict=True):
                 side.parts[0][..., at : at + 1, :] = rows[i : i + 1]
         bundle = Bundle(tuple(range(len(counts))), (), tails, counts)
-        return attend_bundle(queries, k, v, (), PagedTails.of(bundle, block_size), scale)
+        return mx.concatenate([attend_bundle(queries, k, v, (), PagedTails.of(bundle, block_size), scale), idle])
 
     monkeypatch.setattr(steps, "attend_paged", attend)
     net = model()
@@ -164,8 +168,10 @@ def test_with_a_kernel_a_step_is_one_launch_a_layer(monkeypatch, lengths):
         given.clear()
         out = step_batch(net, cache, sequences, [9 + i] * len(lengths))
         histories = [[*tokens, 9 + i] for tokens in histories]
-        kind = Span if len(lengths) == 1 else Tables
-        assert given == [(kind, tuple(map(len, histories)))] * len(net.layers)
+        counts = tuple(map(len, histories))
+        expected = (Span, counts) if len(lengths) == 1 else (Tables, (*counts, *[0] * (8 - len(lengths))))
+        assert given == [expected] * len(net.layers)
+        assert out.shape[0] == len(lengths)
     for i, tokens in enumerate(histories):
         assert near(out[i : i + 1], stock_logits(net, tokens)), i
 
@@ -180,3 +186,10 @@ def test_block_tables_stay_on_the_device_while_they_are_right():
     for views in others:
         fresh = Tables.of(views, tables)
         assert fresh.blocks is not tables.blocks and fresh.lengths.tolist() == [view.rows for view in views]
+
+
+def test_rows_of_no_sequence_stay_without_rows():
+    tables = Tables.of([View((1, 2), 20), View((5,), 9)], batch=4)
+    assert tables.blocks.tolist() == [[1, 2], [5, 0], [0, 0], [0, 0]] and tables.lengths.tolist() == [20, 9, 0, 0]
+    longer = Tables.of([View((1, 2), 21), View((5,), 10)], tables, 4)
+    assert longer.blocks is tables.blocks and longer.lengths.tolist() == [21, 10, 0, 0]

@@ -25,6 +25,7 @@ from kvd.calibrate.choice import Choice, choose
 from kvd.models import blas
 from kvd.models.fingerprint import MEMO, Identity, identify
 from kvd.models.load import Loaded, ModelInfo, load
+from kvd.models.precompile import Precompiling, kept_by_mlx, kinds_of
 from kvd.models.record import find
 from kvd.store.files import Files, RealFiles
 from kvd.worker.beat import Heart
@@ -67,6 +68,8 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     one block of KV fits."""
     loaded = load(given.model, available=given.weights_limit)
     mx.set_cache_limit(SCRATCH_CPU if loaded.info.backend == "cpu" else SCRATCH_GPU)
+    products = kinds_of(loaded.model) if loaded.info.backend == "cuda" else ()
+    compiling = Precompiling(products, kept_by_mlx())
     identity = identify(given.model, given.home / "models" / MEMO)
     kv = choose(given.kv, given.home / "models" / given.name, given.name, identity.whole)
     layout = precision.apply(inspect_layout(loaded.model, loaded.info.architecture), kv.text)
@@ -84,6 +87,7 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
         layout, given.block_size, given.pool_limit // block_bytes,
         initial_blocks=given.pool_initial // block_bytes, namespace=space, on_bytes=growth.ask,
     )  # fmt: skip
+    compiling.wait()
     report = check(loaded.model, layout, given.block_size, loaded.info.architecture)
     cache.paths = report.paths
     for item in report.checks:

@@ -1,6 +1,7 @@
 """A model of Llama-3-8B's shape (4-bit, random weights) on an NVIDIA GPU: reuse, decode and sharing at 32K tokens.
 
-KVD_BENCH_PARTS names some of: stock, reuse, share, dialogue, restart. KVD_BENCH_HOME keeps the model between runs.
+KVD_BENCH_PARTS names some of: stock, reuse, share, storing, dialogue, restart. KVD_BENCH_HOME keeps the model between
+runs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def run() -> list[Row]:
     kernels = root / "kernels"
     kernels.mkdir(exist_ok=True)
     os.environ.setdefault("MLX_PTX_CACHE_DIR", str(kernels))  # homes are fresh here, compiled kernels need not be
-    chosen = os.environ.get("KVD_BENCH_PARTS", "stock,reuse,share,dialogue,restart").split(",")
+    chosen = os.environ.get("KVD_BENCH_PARTS", "stock,reuse,share,storing,dialogue,restart").split(",")
     rows = timed("stock", lambda: stock(models)) if "stock" in chosen else []
     known = {row.name: row.value for row in rows}
     with short_home(models) as home, Daemon(home, *FLAGS) as daemon:
@@ -50,6 +51,8 @@ def run() -> list[Row]:
             rows += timed("reuse", lambda: reuse(daemon, known))
         if "share" in chosen:
             rows += timed("share", lambda: share(daemon, known))
+        if "storing" in chosen:
+            rows += timed("storing", lambda: storing(daemon))
         if "dialogue" in chosen:
             rows += timed("dialogue", lambda: dialogue(daemon))
         if "restart" in chosen:
@@ -156,9 +159,8 @@ def restart(daemon: Daemon) -> list[Row]:
 
 
 def share(daemon: Daemon, known: Known) -> list[Row]:
-    """Eight sequences that share 32K tokens: memory, tokens per second together and one alone."""
+    """Two, four and eight sequences that share 32K tokens: memory, tokens per second together and one alone."""
     ids = tokens(LENGTH, 5)
-    done: list[dict[str, Any]] = []
 
     def held() -> float:
         time.sleep(2.5)  # numbers come with a beat, once a second
@@ -166,31 +168,55 @@ def share(daemon: Daemon, known: Known) -> list[Row]:
         blocks = int(pool["blocks_total"]) - int(pool["blocks_free"])
         return float(blocks * int(pool["block_size"]) * int(pool["kv_bytes_per_token"]))
 
-    def one(index: int) -> None:
-        with daemon.client() as mine:
-            done.append(ask(mine, [*ids, 10 + index], TOGETHER, durable_wait_ms=0)[1])
+    def several(count: int) -> tuple[float, list[dict[str, Any]]]:
+        """Tokens per second from the first start to the last end, and everyone's stats."""
+        done: list[dict[str, Any]] = []
 
-    with daemon.client() as client:
-        before = held()
-        ask(client, ids)
-        once = held() - before
-        alone = ask(client, [*ids, 7], TOGETHER)[1]["decode_tokens_per_s"]
-        threads = [threading.Thread(target=one, args=(index,)) for index in range(8)]
+        def one(index: int) -> None:
+            with daemon.client() as mine:
+                done.append(ask(mine, [*ids, 100 * count + index], TOGETHER, durable_wait_ms=0)[1])
+
+        threads = [threading.Thread(target=one, args=(index,)) for index in range(count)]
         begin = time.perf_counter()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        seconds = time.perf_counter() - begin
+        return sum(s["completion_tokens"] for s in done) / (time.perf_counter() - begin), done
+
+    with daemon.client() as client:
+        before = held()
+        ask(client, ids)
+        once = held() - before
+        alone = statistics.median(ask(client, [*ids, 7 + n], TOGETHER)[1]["decode_tokens_per_s"] for n in range(3))
+        rows = []
+        for count in (2, 4):
+            speed, done = several(count)
+            rows.append(row(f"{count} sharing 32K: tokens/s start to end, against one", speed, "tok/s", baseline=alone))
+        before = held() - once
+        speed, done = several(8)
         extra = held() - before
-    together = sum(s["completion_tokens"] for s in done) / seconds
     stock = known.get("mlx-lm, cuDNN 1: 8 with 32K each, together")
     return [
-        row("8 sharing 32K: tokens/s together, start to end, against one alone", together, "tok/s", baseline=alone),
+        *rows,
+        row("8 sharing 32K: tokens/s start to end, against one", speed, "tok/s", baseline=alone),
         row("8 sharing 32K: tokens/s of decode, against mlx-lm's batch of 8 with 32K each",
             sum(s["decode_tokens_per_s"] for s in done), "tok/s", baseline=stock, stats=done),
         row("8 sharing 32K: KV of all against that of the prefix", extra, "B", baseline=once, bar="<= 1.1"),
     ]  # fmt: skip
+
+
+def storing(daemon: Daemon) -> list[Row]:
+    """Seconds to the first token of 8K new tokens, with their blocks on the way to the disk and without: in turns, the
+    time after it for the disk to end not counted."""
+    with daemon.client() as client:
+        ask(client, tokens(8192, 50), cache="off")
+        pairs = [
+            [ask(client, tokens(8192, 60 + 2 * turn + how), cache=("off", "use")[how])[0] for how in (0, 1)]
+            for turn in range(9)
+        ]
+    without, stored = (statistics.median(pair[how] for pair in pairs) for how in (0, 1))
+    return [row("storing: first token of 8K new tokens", stored, "s", baseline=without, bar="<= 1.01")]
 
 
 def dialogue(daemon: Daemon) -> list[Row]:

@@ -93,6 +93,13 @@ class BlockLanding:
         self._target.spoil()
         self._finish()
 
+    def leave(self) -> None:
+        """As `reject` for the sequence, while somebody may still fill what `writing` opened: the block and its buffers
+        are nobody else's until `reject`."""
+        self._cache.assert_owner()
+        self.rejected = True
+        self._sequence.landed()
+
     def _finish(self) -> None:
         self._target.drop()
         self._sequence.landed()

@@ -17,7 +17,7 @@ from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match, PoolFull
 from kvd.messages import LookedUp, Lookup, Touched
 from kvd.worker import report
-from kvd.worker.arrival import VANISHED
+from kvd.worker.arrival import READ_FAILED, VANISHED
 from kvd.worker.compute import drawer_of
 from kvd.worker.fetch import CHEAPER, Fetcher
 from kvd.worker.live import Live
@@ -173,11 +173,11 @@ class Admission:
         """A sequence for a choice: the blocks of memory, and behind them landings for what the store adds."""
         found, request = choice.found, choice.request
         if found is not None and self.fetcher.gain(match, found):
-            start = self.fetcher.computed(match, found, both=self._idle())
-            if start < self.fetcher.rows(found):
+            start, hung = self.fetcher.computed(match, found, both=self._idle()), self.fetcher.hung
+            if start < self.fetcher.rows(found) and not hung:
                 self._restore(choice, match.full_blocks(), found, start)
                 return
-            request.miss_reason = CHEAPER
+            request.miss_reason = READ_FAILED if hung else CHEAPER
         self._open(choice, match)
         self._begin(choice, choice.from_memory)
 

@@ -84,6 +84,9 @@ class Arrival:
         self._each = each
         self._parsed: list[Parsed | None] = [None] * len(self.orders)
         self._left = [len(self.orders)] * len(self.groups)
+        self._missing = [len(self.groups)] * len(self.orders)
+        self.stopped = False
+        """what had not come is not waited for any more, and not begun"""
         self._group_of = [at for at, group in enumerate(self.groups) for _ in range(self._first(at), group.layers)]
         self._began = self._last = time.monotonic()
 
@@ -100,6 +103,7 @@ class Arrival:
             elif block not in self.failures:
                 self.landed.append((block, group))
             self._left[group] -= 1
+            self._missing[block] -= 1
             self._last = time.monotonic()
             self._news.notify_all()
             return self._each or not self._left[group]
@@ -131,8 +135,8 @@ class Arrival:
 
     @property
     def done(self) -> bool:
-        """Every piece was carried out; `failures` says which blocks did not come."""
-        return not any(self._left)
+        """Every piece was carried out, or it was stopped; `failures` says which blocks did not come."""
+        return self.stopped or not any(self._left)
 
     @property
     def seconds(self) -> float:
@@ -160,6 +164,14 @@ class Arrival:
                 if (seconds := patience()) <= 0:
                     raise Unfinished("the engine is wanted elsewhere")
                 self._news.wait(seconds)
+
+    def stop(self) -> None:
+        """Blocks of which a piece is missing have failed; a reader may still be at one of them."""
+        with self._news:
+            self.stopped = True
+            for block, missing in enumerate(self._missing):
+                if missing:
+                    self.failures.setdefault(block, Failure(READ_FAILED))
 
     def tokens(self, block: int) -> tuple[int, ...]:
         """Token ids of a block that came."""

@@ -111,7 +111,7 @@ def make_engine(
     return Engine(
         model, cache, outbox=outbox, heart=heart,
         spill=lambda settled: Spill(files, model.layout, outbox, settled, max_pending=max_pending),
-        readers=lambda done: Readers(files, done, READERS),
+        readers=lambda told, clock: Readers(files, told, READERS, clock),
         limits=limits,
     )  # fmt: skip
 

@@ -62,7 +62,7 @@ class Engine:
         outbox: Outbox,
         heart: Heart,
         spill: Callable[[Callable[[bytes], None]], Spill],
-        readers: Callable[[Callable[..., None]], Readers],
+        readers: Callable[[Callable[..., None], Callable[[], float]], Readers],
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,7 +76,7 @@ class Engine:
         self.rates = Rates()
         self.spill = spill(lambda chain: self.post(lambda: self._finisher.settle(clock())))
         self._patience = Patience(clock)
-        self.readers = readers(lambda arrival: self._inbox.put(lambda: self._admission.fetcher.told(arrival)))
+        self.readers = readers(lambda arrival: self._inbox.put(lambda: self._admission.fetcher.told(arrival)), clock)
         self._facts = report.Facts(model.kv_precision, model.layout.bytes_per_token())
         self._finisher = Finisher(cache, self.spill, outbox, self._facts, model.tokenizer)
         self._computer = Computer(model.model, cache, self.rates, self._finisher.published)
@@ -157,9 +157,9 @@ class Engine:
 
     def _due_s(self) -> float | None:
         """Seconds until something is due though nothing comes in; None: nothing will be."""
-        due = [request.deadline for request in self._live.requests if request.deadline is not None]
-        due += [at for at in (self._finisher.next_deadline(), self._stop_at) if at is not None]
-        return max(min(due) - self._clock(), 0.0) if due else None
+        deadlines = (request.deadline for request in self._live.requests)
+        due = (*deadlines, self._finisher.next_deadline(), self._admission.fetcher.due(), self._stop_at)
+        return min((max(at - self._clock(), 0.0) for at in due if at is not None), default=None)
 
     def _step(self) -> bool:
         """Carry out one decision. False: there was nothing to do."""
@@ -296,5 +296,5 @@ class Engine:
             "pool_bytes": pool.bytes_pool, "blocks_total": pool.blocks_total, "blocks_free": pool.blocks_free,
             "blocks_cached": pool.blocks_cached, "blocks_live": pool.blocks_live, "blocks_limit": pool.blocks_limit,
             "evictions": dict(pool.evictions), "spill_pending_bytes": self.spill.pending_bytes,
-            "spill": dict(self.spill.counters),
+            "spill": dict(self.spill.counters), "reads_hung": self.readers.hung,
         }  # fmt: skip

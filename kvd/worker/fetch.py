@@ -58,9 +58,9 @@ class Restore:
         )  # fmt: skip
 
     @property
-    def over(self) -> bool:
-        """Whether everything was read, and what lies before it computed if anybody still waits."""
-        return self.arrival.done and (self.seq.closed or self.seq.rows == self.start)
+    def waits(self) -> bool:
+        """Whether there is nothing but the disk to wait for: what lies before it is computed, if anybody needs it."""
+        return self.seq.closed or self.seq.rows == self.start
 
     def there(self, layer: int) -> bool:
         return self.arrival.there(layer)
@@ -115,6 +115,13 @@ class Fetcher:
         self._groups = layer_groups(layout, cache.block_size)
         self._grid = lcm(chunk, cache.block_size)
         self._open: dict[Arrival, Restore] = {}
+        self._left: list[tuple[Arrival, int, BlockLanding]] = []
+        """blocks that were given up while they were read: a late read may still write to them"""
+
+    @property
+    def hung(self) -> bool:
+        """Whether the disk hangs, so that nothing is to be read."""
+        return self._readers.all_hung
 
     def gain(self, match: Match, found: LookedUp) -> int:
         """Leading tokens that would be there after a restore, if that is more than memory has; else 0."""
@@ -179,25 +186,49 @@ class Fetcher:
             return  # a pass has taken it
         restore.settle()
 
+    def due(self) -> float | None:
+        """When a restore is given up if nothing comes until then; None: nobody waits for one."""
+        waiting = [one.arrival for one in self._open.values() if one.waits and not one.arrival.done]
+        return min(map(self._readers.due, waiting), default=None)
+
     def collect(self) -> None:
-        """End the restores that are over."""
-        for restore in [one for one in self._open.values() if one.over]:
-            restore.settle()
-            self._end(restore)
+        """End the restores that are over, or for which a disk that hangs is not waited for any longer."""
+        self._release()
+        for restore in [one for one in self._open.values() if one.waits]:
+            arrival = restore.arrival
+            if not arrival.done and self._readers.due(arrival) <= self._patience.now():
+                self._readers.stop(arrival)
+            if arrival.done:
+                restore.settle()
+                self._end(restore)
+
+    def _release(self) -> None:
+        """Let go of blocks that were left, once the read that was at them has come back."""
+        left, self._left = self._left, []
+        for arrival, block, landing in left:
+            if block in self._readers.reading(arrival):
+                self._left.append((arrival, block, landing))
+            else:
+                landing.reject()
 
     def ready(self) -> Restore | None:
         """A restore over which a pass can begin before all of it is there."""
         return next((restore for restore in self._open.values() if restore.ready), None)
 
     def _end(self, restore: Restore) -> None:
-        """Everything was read: accept the blocks in order, since each must follow from the one before."""
+        """Nothing more is waited for: accept the blocks in order, since each must follow from the one before."""
         choice, arrival = restore.choice, restore.arrival
         del self._open[arrival]
         space = choice.request.namespace
         for block, failure in arrival.failures.items():
             if failure.damaged or failure.reason == VANISHED:
                 self._outbox.tell(BadShard(space, restore.entries[block].chain, failure.reason))
+        reading = self._readers.reading(arrival) if arrival.stopped else ()
         for block, (entry, landing) in enumerate(zip(restore.entries, restore.landings, strict=True)):
+            if block in arrival.failures and block in reading:
+                landing.leave()
+                self._left.append((arrival, block, landing))
+                continue
             if block in arrival.failures:
                 landing.reject()
                 continue
@@ -209,7 +240,8 @@ class Fetcher:
             )  # fmt: skip
         if used_chains := tuple(e.chain for b, e in enumerate(restore.entries) if b not in arrival.failures):
             self._outbox.tell(Touched(space, used_chains))
-        self._rates.restored(arrival.nbytes, arrival.seconds)
+        if not arrival.stopped:
+            self._rates.restored(arrival.nbytes, arrival.seconds)
         first = min(arrival.failures, default=None)
         reason = arrival.failures[first].reason if first is not None else ""
         lost = tuple(entry.chain for entry in restore.entries[first:]) if first is not None else ()

@@ -1,4 +1,5 @@
-"""How long a pass may wait for rows that are still being read, while the thread that owns MLX does nothing else."""
+"""How long a pass may wait for rows that are still being read, while the thread that owns MLX does nothing else, and
+how long a request may, while that thread serves others."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ STILL_S: Final = 5.0
 """seconds that the engine may sit still in one pass while nobody wants it"""
 WANTED_S: Final = 0.25
 """seconds that whoever wants it meanwhile is kept waiting"""
+HUNG_S: Final = 30.0
+"""seconds after which a read that has not come back is given up. Drives that sleep are there in 10 to 20, Linux takes a
+command of a drive (SCSI, NVMe) for lost after 30, and the few MB of a read take as long only below some 0.1 MB/s"""
 
 
 class Patience:
@@ -22,6 +26,9 @@ class Patience:
         self._clock = clock
         self._wanted_at: float | None = None
         self._until = 0.0
+
+    def now(self) -> float:
+        return self._clock()
 
     def wanted(self) -> None:
         """Somebody has something for the engine to do."""

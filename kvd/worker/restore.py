@@ -7,20 +7,38 @@ import threading
 import time
 from collections.abc import Callable
 
+import structlog
+
 from kvd.store.files import Files
 from kvd.worker.arrival import Arrival
+from kvd.worker.patience import HUNG_S
+
+log = structlog.get_logger()
 
 
 class Readers:
     """Threads that read shards in parallel. `told(arrival)` is called on one of them for every group that is through,
-    or every piece, as the arrival wants it."""
+    or every piece, as the arrival wants it, and for every piece that comes back after its arrival was stopped.
 
-    def __init__(self, files: Files, told: Callable[[Arrival], None], threads: int = 2) -> None:
+    A disk that hangs holds a thread within a read: there is no other end to that than the read's own.
+    """
+
+    def __init__(
+        self, files: Files, told: Callable[[Arrival], None], threads: int = 2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.files = files
         self._told = told
+        self._clock = clock
         self._pieces: queue.SimpleQueue[tuple[Arrival, int, int] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._reading: dict[int, tuple[Arrival, int, float]] = {}
+        """by thread: whose block it reads, which, and since when"""
+        self._warned = False
         self._closing = False
-        self._threads = [threading.Thread(target=self._run, name=f"reader-{n}", daemon=True) for n in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(n,), name=f"reader-{n}", daemon=True) for n in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -30,18 +48,74 @@ class Readers:
             for block in range(len(arrival.orders)):
                 self._pieces.put((arrival, group, block))
 
+    # --- a disk that hangs
+
+    @property
+    def hung(self) -> int:
+        """Threads within a read that should have come back."""
+        with self._lock:
+            return self._held()
+
+    @property
+    def all_hung(self) -> bool:
+        """Whether nothing that is submitted now would be begun."""
+        return self.hung == len(self._threads)
+
+    def due(self, arrival: Arrival) -> float:
+        """When an arrival is to be stopped, if no read comes back until then: one of its own, or one of every thread,
+        has then taken HUNG_S."""
+        with self._lock:
+            reading = list(self._reading.values())
+        if own := [since for whose, _, since in reading if whose is arrival]:
+            return min(own) + HUNG_S
+        busy = len(reading) == len(self._threads)
+        return HUNG_S + (max(since for _, _, since in reading) if busy else self._clock())
+
+    def stop(self, arrival: Arrival) -> None:
+        """Begin nothing more of it. Afterwards nobody writes to its blocks but those that `reading` names."""
+        with self._lock:
+            arrival.stop()
+            warned, self._warned = self._warned, True
+            held = self._held()
+        if not warned:
+            path = arrival.orders[0].entry.path
+            log.warning("the disk hangs: what it has of prompts is computed", seconds=HUNG_S, reads=held, path=path)
+
+    def reading(self, arrival: Arrival) -> set[int]:
+        """Blocks of it that readers are at."""
+        with self._lock:
+            return {block for whose, block, _ in self._reading.values() if whose is arrival}
+
     def close(self, wait_s: float) -> None:
-        """Ends the threads after the pieces in hand; what was not begun is left. Waits at most `wait_s` seconds for a
-        disk that does not answer."""
+        """Ends the threads after the pieces in hand; what was not begun is left. Waits at most `wait_s` seconds, not at
+        all for a disk that hangs."""
         self._closing = True
         for _ in self._threads:
             self._pieces.put(None)
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + (0.0 if self.hung else wait_s)
         for thread in self._threads:
             thread.join(max(until - time.monotonic(), 0.0))
 
-    def _run(self) -> None:
+    # --- its threads
+
+    def _run(self, number: int) -> None:
         while (piece := self._pieces.get()) is not None and not self._closing:
             arrival, group, block = piece
-            if arrival.read(self.files, group, block):
+            with self._lock:  # before it looks whether the block is still wanted: see `stop`
+                self._reading[number] = arrival, block, self._clock()
+            through = arrival.read(self.files, group, block)
+            self._back(number)
+            if through or arrival.stopped:
                 self._told(arrival)
+
+    def _back(self, number: int) -> None:
+        with self._lock:
+            del self._reading[number]
+            again = self._warned and not self._held()
+            self._warned = self._warned and not again
+        if again:
+            log.info("the disk answers again")
+
+    def _held(self) -> int:
+        now = self._clock()
+        return sum(now >= since + HUNG_S for _, _, since in self._reading.values())

@@ -204,6 +204,37 @@ def test_closing_a_sequence_leaves_its_landings_harmless():
     assert cache.stats.blocks_live == 0
 
 
+def test_what_fills_a_block_that_was_left_spoils_nobody_else(addressable):
+    net = model()
+    tokens, other = prompt(3 * BLOCK), prompt(4 * BLOCK, seed=5)
+    blocks = stored(net, other)
+    cache = new_cache(net, blocks=6)
+    sequence = cache.open(tokens, None)
+    landings = sequence.landing(2)
+    opened = landings[0].writing()
+    windows = opened.__enter__()
+    landings[0].leave()
+    assert sequence.rows == 0 and not sequence.block_table
+    landings[1].reject()
+    sequence.close()
+    assert cache.stats.blocks_live == 1
+    again = cache.open(other, None)
+    landed = again.landing(4)
+    for landing, (entry, source) in zip(landed, blocks, strict=True):
+        fill(landing, source, len(entry.tokens))
+    for window in windows:
+        window[:] = b"\xff" * window.nbytes
+    opened.__exit__(None, None, None)
+    for landing, (entry, _) in zip(landed, blocks, strict=True):
+        landing.accept(entry.tokens, entry.chain)
+    finish(again)
+    landings[0].reject()
+    assert cache.stats.blocks_live == 0
+    got, _, computed = ask(net, cache, other)
+    assert computed == 1
+    assert same(got, stock_logits(net, other))
+
+
 def test_the_pool_is_written_in_place():
     net = model()
     cache = new_cache(net)

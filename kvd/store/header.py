@@ -10,9 +10,11 @@ byte of the file.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import xxhash
@@ -57,6 +59,30 @@ class TensorSpec:
         return total
 
 
+class Tensors(tuple[TensorSpec, ...]):
+    """The tensors of a shard in file order. Blocks of one layout and length share one of these, so what a header says
+    of them is put into words once."""
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(spec.nbytes for spec in self)
+
+    @cached_property
+    def text(self) -> str:
+        """The members of a header's JSON object that stand for them."""
+        ends = [0, *itertools.accumulate(spec.nbytes for spec in self)]
+        table = {
+            spec.name: {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [begin, end]}
+            for spec, begin, end in zip(self, ends, ends[1:], strict=False)
+        }
+        return _json(table)[1:-1]
+
+    @cached_property
+    def blank_sums(self) -> str:
+        """As long as the checksums of all of them."""
+        return ",".join([_BLANK] * len(self))
+
+
 @dataclass(frozen=True, slots=True)
 class ShardHeader:
     """What a shard says of itself. `start`: position of its first token; `layout`: the KV layout's one-line name;
@@ -68,12 +94,12 @@ class ShardHeader:
     tokens: tuple[int, ...]
     start: int
     layout: str
-    tensors: tuple[TensorSpec, ...]
+    tensors: Tensors
     preview: str = ""
 
     @property
     def data_bytes(self) -> int:
-        return sum(spec.nbytes for spec in self.tensors)
+        return self.tensors.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +118,38 @@ class Parsed:
 
 def file_bytes(header: ShardHeader) -> int:
     """Exact size of the shard that `header` will give: what to reserve."""
-    blank = [b"\0" * CHECKSUM_BYTES] * len(header.tensors)
-    return len(build(header, blank)[0]) + header.data_bytes
+    return LENGTH_BYTES + _size(_text(header, header.tensors.blank_sums)) + header.data_bytes
 
 
 def build(header: ShardHeader, sums: Sequence[bytes]) -> tuple[bytes, bytes]:
     """(all bytes before the data, the shard's checksum). sums: xxh3_128 of every tensor, in order.
 
     Raises ValueError for a header over HEADER_LIMIT."""
-    table: dict[str, Any] = {"__metadata__": _metadata(header, sums)}
-    at = 0
-    for spec in header.tensors:
-        table[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [at, at + spec.nbytes]}
-        at += spec.nbytes
-    text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode()
-    size = -(-(LENGTH_BYTES + len(text)) // DATA_ALIGN) * DATA_ALIGN - LENGTH_BYTES
-    if size > HEADER_LIMIT:
-        raise ValueError(f"a shard header of {size} bytes is over the limit of {HEADER_LIMIT}")
+    if len(sums) != len(header.tensors):
+        raise ValueError(f"{len(sums)} checksums for {len(header.tensors)} tensors")
+    text = _text(header, ",".join(each.hex() for each in sums))
+    size = _size(text)
     raw = size.to_bytes(LENGTH_BYTES, "little") + text.ljust(size)
     checksum = xxhash.xxh3_128_digest(raw)
     blank = f'"self":"{_BLANK}"'.encode()
     return raw.replace(blank, f'"self":"{checksum.hex()}"'.encode(), 1), checksum
+
+
+def _text(header: ShardHeader, sums: str) -> bytes:
+    members = [f'"__metadata__":{_json(_metadata(header, sums))}', *filter(None, [header.tensors.text])]
+    return f"{{{','.join(members)}}}".encode()
+
+
+def _size(text: bytes) -> int:
+    """Bytes of the JSON with its padding."""
+    size = -(-(LENGTH_BYTES + len(text)) // DATA_ALIGN) * DATA_ALIGN - LENGTH_BYTES
+    if size > HEADER_LIMIT:
+        raise ValueError(f"a shard header of {size} bytes is over the limit of {HEADER_LIMIT}")
+    return size
+
+
+def _json(table: dict[str, Any]) -> str:
+    return json.dumps(table, separators=(",", ":"), ensure_ascii=True)
 
 
 def header_bytes(prefix: bytes, file_size: int) -> int:
@@ -162,9 +199,9 @@ def _checksum(raw: bytes, own: str) -> bytes:
     return xxhash.xxh3_128_digest(raw.replace(f'"self":"{own}"'.encode(), f'"self":"{_BLANK}"'.encode(), 1))
 
 
-def _metadata(header: ShardHeader, sums: Sequence[bytes]) -> dict[str, str]:
-    if not 0 < len(header.tokens) <= TOKENS_LIMIT or len(sums) != len(header.tensors):
-        raise ValueError(f"{len(header.tokens)} tokens, {len(sums)} checksums for {len(header.tensors)} tensors")
+def _metadata(header: ShardHeader, sums: str) -> dict[str, str]:
+    if not 0 < len(header.tokens) <= TOKENS_LIMIT:
+        raise ValueError(f"{len(header.tokens)} tokens in a block")
     return {
         "self": _BLANK,
         "format": FORMAT,
@@ -175,7 +212,7 @@ def _metadata(header: ShardHeader, sums: Sequence[bytes]) -> dict[str, str]:
         "tokens": ",".join(map(str, header.tokens)),
         "layout": header.layout,
         "preview": header.preview[:PREVIEW_LIMIT],
-        "xxh3_128": ",".join(s.hex() for s in sums),
+        "xxh3_128": sums,
     }
 
 
@@ -200,4 +237,4 @@ def _header(metadata: dict[str, str], table: dict[str, Any]) -> tuple[ShardHeade
     if len(sums) != len(tensors) or not 0 < len(tokens) <= TOKENS_LIMIT:
         raise ValueError("counts")
     start, layout, preview = int(metadata["start"]), metadata["layout"], metadata["preview"]
-    return ShardHeader(ids[0], ids[1], ids[2], tokens, start, layout, tuple(tensors), preview), sums
+    return ShardHeader(ids[0], ids[1], ids[2], tokens, start, layout, Tensors(tensors), preview), sums

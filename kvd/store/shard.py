@@ -18,6 +18,7 @@ from kvd.store.header import (
     Parsed,
     ShardDamaged,
     ShardHeader,
+    Tensors,
     TensorSpec,
     build,
     file_bytes,
@@ -27,8 +28,8 @@ from kvd.store.header import (
 )
 
 __all__ = [
-    "Expected", "Parsed", "ShardDamaged", "ShardHeader", "ShardReader", "TensorSpec", "file_bytes", "open_shard",
-    "read_header", "read_shard", "read_tensors", "store_shard", "write_shard",
+    "Expected", "Parsed", "ShardDamaged", "ShardHeader", "ShardReader", "TensorSpec", "Tensors", "file_bytes",
+    "open_shard", "read_header", "read_shard", "read_tensors", "store_shard", "write_shard",
 ]
 
 _FIRST_READ = 16384

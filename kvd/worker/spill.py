@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Final
 
 from kvd.cache.hostmem import HostBlock
@@ -24,7 +24,7 @@ from kvd.cache.results import Published
 from kvd.messages import Abandon, Committed, Left, Reserve, Reserved, Written
 from kvd.store.base import FIRST_USE, STORED
 from kvd.store.files import Files
-from kvd.store.shard import ShardHeader, TensorSpec, file_bytes, store_shard
+from kvd.store.shard import ShardHeader, Tensors, TensorSpec, file_bytes, store_shard
 from kvd.store.table import PREVIEW
 from kvd.worker.outbox import Outbox
 
@@ -63,7 +63,8 @@ class Spill:
         """`settled(chain)` is called on any thread when a pending block became durable or will not. `max_pending` bytes
         of blocks may wait for the disk; beyond it they are dropped from this queue, never waited for."""
         self._files = files
-        self._layout = layout
+        self._described = layout.describe()
+        self._tensors = cache(partial(tensor_specs, layout))
         self._outbox = outbox
         self._settled = settled
         self._max_pending = max_pending
@@ -94,10 +95,9 @@ class Spill:
         lost, and raises OSError for one that the device does not give out."""
         if self.state(block.chain) in (State.PENDING, State.DURABLE):
             return True
-        rows = len(block.tokens)
         header = ShardHeader(
-            block.namespace, block.chain, block.parent, block.tokens, block.start, self._layout.describe(),
-            tensor_specs(self._layout, rows), text,
+            block.namespace, block.chain, block.parent, block.tokens, block.start, self._described,
+            self._tensors(len(block.tokens)), text,
         )  # fmt: skip
         nbytes = file_bytes(header)
         with self._lock:
@@ -218,8 +218,8 @@ def _remember(chains: OrderedDict[bytes, None], chain: bytes) -> None:
 
 
 @lru_cache(maxsize=512)
-def tensor_specs(layout: KVLayout, rows: int) -> tuple[TensorSpec, ...]:
+def tensor_specs(layout: KVLayout, rows: int) -> Tensors:
     """The tensors of a block of `rows` rows, in the layout's order."""
-    return tuple(
+    return Tensors(
         TensorSpec(part.name, SAFETENSORS_NAMES[part.dtype], (part.heads, rows, part.width)) for part in layout.parts
     )

@@ -13,7 +13,7 @@ from benches.rows import Row, median_ratio, paired, row
 from kvd.cache.chain import chains, next_chain
 from kvd.store.base import Limits, Refusal, Written
 from kvd.store.files import RealFiles
-from kvd.store.shard import Expected, ShardHeader, TensorSpec, file_bytes, read_shard, store_shard, write_shard
+from kvd.store.shard import Expected, ShardHeader, Tensors, TensorSpec, file_bytes, read_shard, store_shard, write_shard
 from kvd.store.store import Store
 from torments.blocks import LAYOUT, NAMESPACE
 from torments.oracle import crash
@@ -38,7 +38,7 @@ def run() -> list[Row]:
 
 def block(tokens: list[int], parent: bytes = NAMESPACE, start: int = 0, layers: int = LAYERS) -> ShardHeader:
     names = [f"{side}.{layer}" for layer in range(layers) for side in ("k", "v")]
-    specs = tuple(TensorSpec(name, "F32", (HEADS, len(tokens), DIM)) for name in names)
+    specs = Tensors(TensorSpec(name, "F32", (HEADS, len(tokens), DIM)) for name in names)
     return ShardHeader(NAMESPACE, next_chain(parent, tokens), parent, tuple(tokens), start, LAYOUT, specs, "words")
 
 

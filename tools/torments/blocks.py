@@ -6,14 +6,14 @@ import random
 from collections.abc import Sequence
 
 from kvd.cache.chain import next_chain
-from kvd.store.shard import ShardHeader, TensorSpec
+from kvd.store.shard import ShardHeader, Tensors, TensorSpec
 
 NAMESPACE = bytes(range(16))
 LAYOUT = "kv1|float32|test"
 
 
-def tensors(rows: int, layers: int = 2, heads: int = 2, dim: int = 8) -> tuple[TensorSpec, ...]:
-    return tuple(
+def tensors(rows: int, layers: int = 2, heads: int = 2, dim: int = 8) -> Tensors:
+    return Tensors(
         TensorSpec(f"{side}.{layer}", "F32", (heads, rows, dim)) for layer in range(layers) for side in ("k", "v")
     )
 

@@ -5,7 +5,6 @@ Engine thread only. A choice leaves here in stage PREFILLING with a sequence, or
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from kvd.cache.chain import chains, salted
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match, PoolFull
-from kvd.messages import LookedUp, Lookup, Touched
+from kvd.messages import LookedUp, Touched
 from kvd.worker import report
 from kvd.worker.arrival import READ_FAILED, VANISHED
 from kvd.worker.compute import drawer_of
@@ -25,6 +24,7 @@ from kvd.worker.outbox import Outbox
 from kvd.worker.params import Params
 from kvd.worker.patience import Patience
 from kvd.worker.planner import Rates
+from kvd.worker.questions import UNANSWERED, Questions
 from kvd.worker.request import Choice, Request, nothing
 from kvd.worker.restore import Readers
 from kvd.worker.scheduler import GRID, Stage, common_prefix
@@ -56,8 +56,7 @@ class Admission:
         self._outbox = outbox
         self._tokenizer = tokenizer
         self._live = live
-        self._questions = itertools.count(1)
-        self._answers: dict[int, Callable[[LookedUp], None]] = {}
+        self.questions = Questions(outbox, patience.now)
         self.fetcher = Fetcher(cache, layout, readers, outbox, rates, patience, self._fetched, chunk)
 
     @staticmethod
@@ -87,16 +86,15 @@ class Admission:
             self._ask(choice.request.namespace, choice.target, lambda answer: self._answered(choice, answer))
 
     def _ask(self, namespace: bytes, tokens: Sequence[int], handle: Callable[[LookedUp], None]) -> None:
-        number = next(self._questions)
         known = tuple(bytes(chain) for chain in chains(namespace, tokens, self._cache.block_size))
 
         def answered(answer: LookedUp) -> None:
-            self._spill.known(known, len(answer.hits))
-            self._spill.forget(self._unconfirmed(namespace, tokens, answer))
+            if answer is not UNANSWERED:
+                self._spill.known(known, len(answer.hits))
+                self._spill.forget(self._unconfirmed(namespace, tokens, answer))
             handle(answer)
 
-        self._answers[number] = answered
-        self._outbox.tell(Lookup(number, namespace, known, namespace, tuple(tokens)))
+        self.questions.ask(namespace, known, tokens, answered)
 
     def _unconfirmed(self, namespace: bytes, tokens: Sequence[int], answer: LookedUp) -> list[bytes]:
         """Chains that memory has behind a prompt's full blocks and of which the store did not say that it has them: it
@@ -105,12 +103,6 @@ class Admission:
         if child is None or (answer.child is not None and answer.child.chain == child.chain):
             return []
         return [bytes(child.chain), *self._cache.index.below(child.chain)]
-
-    def looked_up(self, answer: LookedUp) -> None:
-        """The front's answer to a Lookup."""
-        handle = self._answers.pop(answer.q, None)
-        if handle is not None:
-            handle(answer)
 
     def _answered(self, choice: Choice, answer: LookedUp) -> None:
         choice.found = answer
@@ -122,6 +114,15 @@ class Admission:
             choice.stage = Stage.WAITING
 
     # --- admission
+
+    def due(self) -> float | None:
+        """When the store is waited for no longer, if nothing comes until then."""
+        return min((at for at in (self.questions.due(), self.fetcher.due()) if at is not None), default=None)
+
+    def collect(self) -> None:
+        """End what has come from the store, and what is waited for no longer."""
+        self.questions.expire()
+        self.fetcher.collect()
 
     def admit(self, choice: Choice, now: float) -> bool:
         """Give a waiting choice its rows. False: it has to wait for another that computes the same prefix now.
@@ -172,6 +173,8 @@ class Admission:
     def _place(self, choice: Choice, match: Match) -> None:
         """A sequence for a choice: the blocks of memory, and behind them landings for what the store adds."""
         found, request = choice.found, choice.request
+        if found is UNANSWERED and match.rows < len(choice.target) - 1:
+            request.miss_reason = READ_FAILED
         if found is not None and self.fetcher.gain(match, found):
             start, hung = self.fetcher.computed(match, found, both=self._idle()), self.fetcher.hung
             if start < self.fetcher.rows(found) and not hung:

@@ -101,7 +101,7 @@ class Engine:
         self._patience.wanted()
 
     def looked_up(self, answer: LookedUp) -> None:
-        self.post(lambda: self._admission.looked_up(answer))
+        self.post(lambda: self._admission.questions.answered(answer))
 
     def reserved(self, answer: Reserved) -> None:
         self.spill.reserved(answer)
@@ -158,14 +158,14 @@ class Engine:
     def _due_s(self) -> float | None:
         """Seconds until something is due though nothing comes in; None: nothing will be."""
         deadlines = (request.deadline for request in self._live.requests)
-        due = (*deadlines, self._finisher.next_deadline(), self._admission.fetcher.due(), self._stop_at)
+        due = (*deadlines, self._finisher.next_deadline(), self._admission.due(), self._stop_at)
         return min((max(at - self._clock(), 0.0) for at in due if at is not None), default=None)
 
     def _step(self) -> bool:
         """Carry out one decision. False: there was nothing to do."""
         generation, live = self._generation, self._live
         generation.stalled = False
-        self._admission.fetcher.collect()
+        self._admission.collect()
         limits = replace(self._limits, row_s=self.rates.row_s or self._limits.row_s)
         decision = decide(live.jobs(), limits, self.rates.prefill_s)
         started = sum(self._start(live.choice(id)) for id in decision.admit if id in live)

@@ -293,6 +293,14 @@ class Rig:
         return done.get(timeout=PATIENCE)
 
 
+def until(so: Callable[[], bool]) -> None:
+    """For what no event tells."""
+    end = time.monotonic() + PATIENCE
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def same(a: Answer, b: Answer) -> None:
     assert a.text == b.text
     assert a.logprobs == b.logprobs

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
-from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from kvd.worker.patience import HUNG_S
 from kvd.worker.restore import Readers
 from kvd.worker.scheduler import Limits
 from tests.worker.gate import Gate
-from tests.worker.rig import PATIENCE, Answer, B, Rig, counts, ids, same
+from tests.worker.rig import PATIENCE, Answer, B, Rig, counts, ids, same, until
 
 CHUNK = 4 * B
 KEPT = 4
@@ -82,13 +81,6 @@ def hang(rig: Rig, gate: Hanging, tokens: list[int], first: int = 0, **body: Any
     running = rig.send(tokens=tokens, logprobs=True, top_logprobs=5, **body)
     gate.wait()
     return running
-
-
-def until(so: Callable[[], bool]) -> None:
-    end = monotonic() + PATIENCE
-    while not so():
-        assert monotonic() < end
-        sleep(0.005)
 
 
 def ordered(rig: Rig) -> int:

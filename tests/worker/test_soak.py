@@ -40,8 +40,8 @@ def test_random_requests_and_cancels_leave_nothing_behind() -> None:
             assert rig.ask(prompt, max_tokens=6).text == text
         assert rig.on_engine(lambda: (rig.cache.stats.sequences, rig.cache.stats.blocks_live)) == (0, 0)
         assert not engine._live.requests
-        assert not engine._admission.questions._open and not engine._admission.fetcher._open
-        assert not engine._admission.fetcher._open
+        assert not engine._admission.questions._open
+        assert not engine._admission.fetcher._open and not engine._admission.fetcher._left
         assert not rig.outbox._told
 
 

@@ -76,10 +76,9 @@ class Readers:
         with self._lock:
             arrival.stop()
             warned, self._warned = self._warned, True
-            held = self._held()
         if not warned:
             path = arrival.orders[0].entry.path
-            log.warning("the disk hangs: what it has of prompts is computed", seconds=HUNG_S, reads=held, path=path)
+            log.warning("the disk hangs: what it has of prompts is computed", seconds=HUNG_S, path=path)
 
     def reading(self, arrival: Arrival) -> set[int]:
         """Blocks of it that readers are at."""

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from kvclient.errors import UnsupportedModel
 from kvd.cache.check_device import TOLERANCE, PathCheck, check_device, compare, wanted
 from kvd.cache.hostmem import address, on_cpu
+from kvd.cache.kernel import WHOLE_FROM
 from kvd.cache.layout import KVLayout, LayerKV
 from kvd.cache.nvrtc import available
 from kvd.cache.paged import CachedSequence, PagedCache, forward
@@ -81,7 +82,7 @@ def query_heads(model: Any, layout: KVLayout) -> int:
 def check_architecture(model: Any, layout: KVLayout, heads: int, *, kernel: bool) -> list[PathCheck]:
     """24 tokens: 23 in a chunk and one step, then a step of several rows, against mlx-lm's own cache. Native KV always.
 
-    On a GPU eight rows, from which on MLX takes other products (`kernel.WHOLE` makes as many of two): if those have to
+    On a GPU eight rows, from which on MLX takes other products (of `WHOLE_FROM` the kernel's steps make as many): if those have to
     be compiled, it is now.
     """
     plain = tuple(LayerKV(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in layout.layers)
@@ -92,7 +93,7 @@ def check_architecture(model: Any, layout: KVLayout, heads: int, *, kernel: bool
     expected = [model(mx.array([[token]]), cache=stock)[:, -1, :] for token in tokens[TOKENS - 1 :]]
     mx.eval(expected)
     limit = TOLERANCE[layout.dtype]
-    rows = 2 if on_cpu() or kernel else 8
+    rows = 2 if on_cpu() else WHOLE_FROM if kernel else 8
     cache = PagedCache(native, BLOCK, 16, initial_blocks=16, namespace=b"\0" * 16)
     cache.paths = replace(wanted(native, BLOCK, heads), kernel=kernel)
     sequence = cache.open([], None)

@@ -55,7 +55,7 @@ def forward(
     if arriving is not None:
         step = AheadStep(step, arriving)
     ids = mx.array(tokens) if inputs is None else inputs[:, None]
-    if len(batch) > 1 and cache.paths.kernel and whole(len(batch)) > len(batch):
+    if cache.paths.kernel and len(tokens[0]) == 1 and whole(len(batch)) > len(batch):
         ids = mx.pad(ids, [(0, whole(len(batch)) - len(batch)), (0, 0)])
     out = model(ids, cache=cache.layer_caches(step))
     if not logits:

@@ -33,8 +33,9 @@ MOST_REPEATS: Final = 8
 """query heads per KV head: the width of a tile"""
 MOST_DIM: Final = 128
 WHOLE: Final = 8
-"""rows that a step of 2 to 7 is computed with. MLX 0.32.4 reads quantised weights once per row of fewer, once for all
-of 8 to 16 (H200, a layer of an 8B model: 137 us for 1, 255 for 2, 844 for 7, 139 for 8 and for 16)"""
+WHOLE_FROM: Final = 4
+"""A step of 4 to 7 rows is computed with 8: MLX 0.32.4 reads quantised weights once per row up to 7, and once for all of
+8 to 16. H200, an 8B model behind 4,096 rows, ms a step: 1 row 5.5, 2 10.9, 3 14.4, 4 18.2, 6 27.0, 8 14.5, 16 15.2."""
 LOG2_E: Final = math.log2(math.e)
 """the kernel's exponentials are powers of two"""
 
@@ -91,7 +92,7 @@ class Tables:
 
 def whole(rows: int) -> int:
     """Rows that a step of `rows` sequences is computed with."""
-    return max(rows, WHOLE) if rows > 1 else rows
+    return max(rows, WHOLE) if rows >= WHOLE_FROM else rows
 
 
 def takes(layout: KVLayout, block_size: int, query_heads: int) -> bool:

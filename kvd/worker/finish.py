@@ -6,6 +6,7 @@ Engine thread only. `finish` went out when the text ended; waiting here delays n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 
@@ -99,7 +100,7 @@ class Finisher:
         state, again = self._spill.state(block.chain), block.chain in request.offered
         if state is State.UNKNOWN or (state is State.NOTED and not again):
             request.offered.add(block.chain)
-            self._spill.offer(block, line(self._tokenizer, block.tokens), self._cache.host_rows)
+            self._spill.offer(block, partial(line, self._tokenizer, block.tokens), self._cache.host_rows)
 
     def _pending(self, request: Request) -> bool:
         return any(self._spill.state(chain) is State.PENDING for chain, _ in request.trail)

@@ -2,6 +2,9 @@
 
 The life of a block here: offered -> reserve asked -> reserved -> written (temp, fsync, rename) -> committed. Only the
 front's `committed` makes it durable. What is refused or dropped is counted by reason and stays in memory only.
+
+A GPU waits between two chunks while their blocks are offered: the engine only holds their rows and notes them, the
+rest is up to the thread that writes.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from functools import cache, lru_cache, partial
 from typing import Final
+
+import structlog
 
 from kvd.cache.hostmem import HostBlock
 from kvd.cache.layout import SAFETENSORS_NAMES, KVLayout
@@ -32,6 +37,9 @@ REMEMBERED: Final = 1 << 18
 """chains known to be durable, or noted; forgetting one costs a refused reserve, or that its first use counts twice"""
 
 
+log = structlog.get_logger()
+
+
 class State(Enum):
     UNKNOWN = "unknown"
     NOTED = "noted"
@@ -42,10 +50,26 @@ class State(Enum):
 
 @dataclass(slots=True)
 class _Job:
-    header: ShardHeader
+    """nbytes: of its rows. The header is made when the reserve is asked."""
+
+    block: Published
+    text: Callable[[], str]
     host: HostBlock
     nbytes: int
+    header: ShardHeader | None = None
     reservation: Reserved | None = None
+
+    @property
+    def chain(self) -> bytes:
+        return self.block.chain
+
+
+class _Rank(IntEnum):
+    """What the thread does first: an answer of the front takes its time."""
+
+    ASK = 0
+    WRITE = 1
+    CLOSE = 2
 
 
 class Spill:
@@ -64,6 +88,7 @@ class Spill:
         of blocks may wait for the disk; beyond it they are dropped from this queue, never waited for."""
         self._files = files
         self._described = layout.describe()
+        self._row_bytes = layout.bytes_per_token()
         self._tensors = cache(partial(tensor_specs, layout))
         self._outbox = outbox
         self._settled = settled
@@ -75,7 +100,7 @@ class Spill:
         self._pending: dict[bytes, _Job] = {}
         self._durable: OrderedDict[bytes, None] = OrderedDict()
         self._noted: OrderedDict[bytes, None] = OrderedDict()
-        self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._work: queue.PriorityQueue[tuple[_Rank, int, _Job | None]] = queue.PriorityQueue()
         self.pending_bytes = 0
         self.counters: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
@@ -89,17 +114,15 @@ class Spill:
                 return State.DURABLE
             return State.NOTED if chain in self._noted else State.UNKNOWN
 
-    def offer(self, block: Published, text: str, host: Callable[[Published], HostBlock | None]) -> bool:
+    def offer(
+        self, block: Published, text: Callable[[], str], host: Callable[[Published], HostBlock | None]
+    ) -> bool:
         """Write `block` and its `text` unless it is stored or on its way. False: dropped (`counters` says why). `host`
         is called on this thread, only if the block is to be written; it returns None for a block that memory has
-        lost, and raises OSError for one that the device does not give out."""
+        lost, and raises OSError for one that the device does not give out. `text` is called on the writing thread."""
         if self.state(block.chain) in (State.PENDING, State.DURABLE):
             return True
-        header = ShardHeader(
-            block.namespace, block.chain, block.parent, block.tokens, block.start, self._described,
-            self._tensors(len(block.tokens)), text,
-        )  # fmt: skip
-        nbytes = file_bytes(header)
+        nbytes = self._row_bytes * len(block.tokens)
         with self._lock:
             if self.pending_bytes + nbytes > self._max_pending:
                 self.counters["slow_disk"] += 1
@@ -112,17 +135,12 @@ class Spill:
         if bytes_of is None:
             self.counters["evicted"] += 1
             return False
-        job = _Job(header, bytes_of, nbytes)
-        number = next(self._numbers)
+        job = _Job(block, text, bytes_of, nbytes)
         with self._lock:
             self.pending_bytes += nbytes
-            self._asked[number] = job
             self._pending[block.chain] = job
             self._noted.pop(block.chain, None)
-        preview = text[:PREVIEW]
-        self._outbox.tell(
-            Reserve(number, block.namespace, block.chain, block.parent, block.tokens, block.start, nbytes, preview)
-        )
+        self._put(_Rank.ASK, job)
         return True
 
     def known(self, chains: Sequence[bytes], hits: int) -> None:
@@ -158,7 +176,7 @@ class Spill:
             return
         if answer.ok:
             job.reservation = answer
-            self._work.put(job)
+            self._put(_Rank.WRITE, job)
         else:
             self._end(job, answer.reason)
 
@@ -172,16 +190,40 @@ class Spill:
 
     def close(self) -> None:
         """Ends the writing thread after what it has been given."""
-        self._work.put(None)
+        self._put(_Rank.CLOSE, None)
         self._thread.join()
 
-    def _run(self) -> None:
-        while (job := self._work.get()) is not None:
-            self._write(job)
+    def _put(self, rank: _Rank, job: _Job | None) -> None:
+        self._work.put((rank, next(self._numbers), job))
 
-    def _write(self, job: _Job) -> None:
-        place = job.reservation
-        assert place is not None
+    def _run(self) -> None:
+        while (job := self._work.get()[2]) is not None:
+            try:
+                if job.reservation is None:
+                    self._ask(job)
+                else:
+                    self._write(job, job.reservation)
+            except Exception as problem:  # the border of one block: the others are written
+                log.error("not stored", chain=job.chain.hex(), exc_info=problem)
+                if job.reservation is not None:
+                    self._outbox.tell(Abandon(job.reservation.reservation, "write_failed"))
+                self._end(job, "write_failed")
+
+    def _ask(self, job: _Job) -> None:
+        block, text = job.block, job.text()
+        job.header = header = ShardHeader(
+            block.namespace, block.chain, block.parent, block.tokens, block.start, self._described,
+            self._tensors(len(block.tokens)), text,
+        )  # fmt: skip
+        number, size = next(self._numbers), file_bytes(header)
+        with self._lock:
+            self._asked[number] = job
+        self._outbox.tell(
+            Reserve(number, block.namespace, block.chain, block.parent, block.tokens, block.start, size, text[:PREVIEW])
+        )
+
+    def _write(self, job: _Job, place: Reserved) -> None:
+        assert job.header is not None
         try:
             size, checksum = store_shard(
                 self._files, place.temp, place.final, job.header, job.host.buffers(), durable=place.durable
@@ -200,14 +242,14 @@ class Spill:
         job.host.release()
         stored = not reason or reason in STORED
         with self._lock:
-            self._pending.pop(job.header.chain, None)
+            self._pending.pop(job.chain, None)
             self.pending_bytes -= job.nbytes
             self.counters[reason or "stored"] += 1
             if stored:
-                _remember(self._durable, job.header.chain)
+                _remember(self._durable, job.chain)
             elif reason == FIRST_USE:
-                _remember(self._noted, job.header.chain)
-        self._settled(job.header.chain)
+                _remember(self._noted, job.chain)
+        self._settled(job.chain)
 
 
 def _remember(chains: OrderedDict[bytes, None], chain: bytes) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import threading
 
 import pytest
 
 from kvd.store.base import Limits as StoreLimits
 from kvd.store.faults import Faults, FaultyFiles
+from kvd.worker import finish
 from kvd.worker.spill import State
 from tests.worker.rig import B, Rig, ids
 
@@ -99,6 +101,23 @@ def test_a_block_that_a_device_does_not_give_out_is_dropped_and_counted() -> Non
         answer = rig.ask(ids(2 * B + 5, 1), durable_wait_ms=0)
         assert answer.stats["stored_tokens"] == 0
         assert rig.engine.spill.counters["copy_failed"] >= 3 and not rig.engine.spill.pending_bytes
+
+
+def test_a_block_that_cannot_be_put_into_words_costs_no_other_its_place() -> None:
+    threads = set()
+
+    def words(tokenizer: object, tokens: list[int]) -> str:
+        threads.add(threading.current_thread().name)
+        if tokens[0] == ids(B, 1)[0]:
+            raise RuntimeError("a tokenizer's bug")
+        return "words"
+
+    with Rig() as rig, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "line", words)
+        assert rig.ask(ids(2 * B + 5, 1)).stats["stored_tokens"] == 0
+        assert rig.engine.spill.counters["write_failed"] == 1 and not rig.engine.spill.pending_bytes
+        assert rig.ask(ids(2 * B + 5, 2)).stats["stored_tokens"] >= 2 * B + 5
+    assert threads == {"spill"}, "the engine has no time for it"
 
 
 def test_what_was_read_counts_as_used_in_the_store() -> None:

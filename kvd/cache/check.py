@@ -82,8 +82,8 @@ def query_heads(model: Any, layout: KVLayout) -> int:
 def check_architecture(model: Any, layout: KVLayout, heads: int, *, kernel: bool) -> list[PathCheck]:
     """24 tokens: 23 in a chunk and one step, then a step of several rows, against mlx-lm's own cache. Native KV always.
 
-    On a GPU eight rows, from which on MLX takes other products (of `WHOLE_FROM` the kernel's steps make as many): if those have to
-    be compiled, it is now.
+    On a GPU eight rows, from which on MLX takes other products (the kernel's steps make as many of `WHOLE_FROM`): if
+    those have to be compiled, it is now.
     """
     plain = tuple(LayerKV(layer.kv_heads, layer.k_dim, layer.v_dim) for layer in layout.layers)
     native = KVLayout(plain, layout.dtype)

@@ -1,7 +1,7 @@
 """A model of Llama-3-8B's shape (4-bit, random weights) on an NVIDIA GPU: reuse, decode and sharing at 32K tokens.
 
-KVD_BENCH_PARTS names some of: stock, reuse, share, storing, dialogue, restart. KVD_BENCH_HOME keeps the model between
-runs.
+KVD_BENCH_PARTS names some of: stock, reuse, share, storing, dialogue, restart, quantised. KVD_BENCH_HOME keeps the
+model between runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run() -> list[Row]:
     kernels = root / "kernels"
     kernels.mkdir(exist_ok=True)
     os.environ.setdefault("MLX_PTX_CACHE_DIR", str(kernels))  # homes are fresh here, compiled kernels need not be
-    chosen = os.environ.get("KVD_BENCH_PARTS", "stock,reuse,share,storing,dialogue,restart").split(",")
+    chosen = os.environ.get("KVD_BENCH_PARTS", "stock,reuse,share,storing,dialogue,restart,quantised").split(",")
     rows = timed("stock", lambda: stock(models)) if "stock" in chosen else []
     known = {row.name: row.value for row in rows}
     with short_home(models) as home, Daemon(home, *FLAGS) as daemon:
@@ -57,6 +57,8 @@ def run() -> list[Row]:
             rows += timed("dialogue", lambda: dialogue(daemon))
         if "restart" in chosen:
             rows += timed("restart", lambda: restart(daemon))
+        if "quantised" in chosen:
+            rows += timed("quantised", lambda: quantised(daemon))
     return rows
 
 
@@ -239,6 +241,24 @@ def dialogue(daemon: Daemon) -> list[Row]:
             statistics.median(speeds[-5:]), "tok/s", baseline=statistics.median(speeds[:5])),
         row("dialogue: most tokens computed beyond the new ones", extra, "tokens", bar="<= 1", of="value"),
     ]  # fmt: skip
+
+
+def quantised(daemon: Daemon) -> list[Row]:
+    """Prefill and decode at 8K with quantised KV, against native KV."""
+    ids, found = tokens(8192, 90), {}
+    with daemon.client() as client:
+        for kv in ("native", "k8v4"):
+            client.unload(NAME)
+            client.load(NAME, kv=kv)
+            ask(client, tokens(8192, 91), 4)
+            first, _, _ = ask(client, ids)
+            speeds = [ask(client, ids, 120)[1]["decode_tokens_per_s"] for _ in range(3)]
+            found[kv] = first, statistics.median(speeds)
+    (native, fast), (first, speed) = found["native"], found["k8v4"]
+    return [
+        row("k8v4: first token of 8K", first, "s", baseline=native),
+        row("k8v4: decode at 8K", speed, "tok/s", baseline=fast),
+    ]
 
 
 def forget(folder: Path) -> None:

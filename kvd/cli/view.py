@@ -137,7 +137,7 @@ def progress_cell(request: Mapping[str, Any]) -> str:
 
 
 def problems(status: Status) -> list[str]:
-    """What someone should look at: models that are down or crashed, a disk that hangs, warnings, a full connection gate."""
+    """What someone should look at: models that are down or crashed, a disk that hangs, warnings, too many connections."""
     notes = []
     for model in status.get("models", []):
         if model.get("state") == "down":
@@ -146,8 +146,8 @@ def problems(status: Status) -> list[str]:
         elif model.get("crashes"):
             notes.append(f"{model['name']} crashed {model['crashes']} times lately; see `kvd logs --workers`")
         if model.get("reads_hung"):
-            notes.append(f"{model['name']}: the disk does not answer ({model['reads_hung']} reads are waiting); prompts are"
-                         " computed until it does")  # fmt: skip
+            notes.append(f"{model['name']}: the disk does not answer ({model['reads_hung']} reads are waiting);"
+                         " prompts are computed until it does")  # fmt: skip
         notes += [f"{model['name']}: {warning}" for warning in model.get("warnings", [])]
     if status.get("clients", {}).get("gated"):
         notes.append("too many connections: new ones wait")

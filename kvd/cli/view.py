@@ -137,7 +137,7 @@ def progress_cell(request: Mapping[str, Any]) -> str:
 
 
 def problems(status: Status) -> list[str]:
-    """What someone should look at: models that are down or crashed, a disk that hangs, warnings, too many connections."""
+    """What to look at: models that are down or crashed, a disk that hangs, warnings, too many connections."""
     notes = []
     for model in status.get("models", []):
         if model.get("state") == "down":

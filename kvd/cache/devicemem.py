@@ -68,13 +68,9 @@ class Copier:
     def copy(self, planes: Sequence[tuple[int, int, int, int, int, int]]) -> None:
         """Each plane: (from, its pitch, to, its pitch, bytes of a row, rows), all in bytes and addresses of host or
         device. Returns when all are there, or none is on its way any more."""
-        stream = self._enter()
-        driver = self._driver
-        unified = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        stream, plane = self._enter(), self._local.plane
         try:
             for source, source_pitch, target, target_pitch, width, height in planes:
-                plane = driver.CUDA_MEMCPY2D()
-                plane.srcMemoryType = plane.dstMemoryType = unified
                 plane.srcDevice, plane.srcPitch = source, source_pitch
                 plane.dstDevice, plane.dstPitch = target, target_pitch
                 plane.WidthInBytes, plane.Height = width, height
@@ -83,8 +79,11 @@ class Copier:
             self._do("cuStreamSynchronize", stream)
 
     def _enter(self) -> Any:
-        """The stream of this thread."""
+        """The stream of this thread. It has one description of a copy, too, which the driver reads during the call: a
+        new one for each takes longer than the call."""
         if not hasattr(self._local, "stream"):
+            plane = self._local.plane = self._driver.CUDA_MEMCPY2D()
+            plane.srcMemoryType = plane.dstMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
             self._do("cuCtxSetCurrent", self._context)
             self._local.stream = self._do("cuStreamCreate", NON_BLOCKING)
         return self._local.stream

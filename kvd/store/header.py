@@ -14,7 +14,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import xxhash
@@ -33,6 +33,8 @@ PREVIEW_LIMIT: Final = 4096
 """characters"""
 ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
 _BLANK: Final = "0" * 2 * CHECKSUM_BYTES
+_BEGIN: Final = '{"__metadata__":'
+_DECODER: Final = json.JSONDecoder()
 
 
 class ShardDamaged(Exception):
@@ -136,8 +138,7 @@ def build(header: ShardHeader, sums: Sequence[bytes]) -> tuple[bytes, bytes]:
 
 
 def _text(header: ShardHeader, sums: str) -> bytes:
-    members = [f'"__metadata__":{_json(_metadata(header, sums))}', *filter(None, [header.tensors.text])]
-    return f"{{{','.join(members)}}}".encode()
+    return f"{_BEGIN}{_json(_metadata(header, sums))},{header.tensors.text}}}".encode()
 
 
 def _size(text: bytes) -> int:
@@ -167,8 +168,10 @@ def parse(raw: bytes, file_size: int) -> Parsed:
 
     Raises ShardDamaged: old_format, bad_header, header_checksum, chain_mismatch, truncated."""
     try:
-        table = json.loads(raw[LENGTH_BYTES:])
-        metadata = table.pop("__metadata__")
+        text = raw[LENGTH_BYTES:].decode()
+        if not text.startswith(_BEGIN):
+            raise ValueError(text[:20])
+        metadata, end = _DECODER.raw_decode(text, len(_BEGIN))
         fmt, own = metadata["format"], metadata["self"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ShardDamaged("bad_header", "not a header of ours") from None
@@ -178,8 +181,8 @@ def parse(raw: bytes, file_size: int) -> Parsed:
     if checksum.hex() != own:
         raise ShardDamaged("header_checksum")
     try:
-        header, sums = _header(metadata, table)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError):
+        header, sums = _header(metadata, _tensors(text[end:].rstrip(" ")))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError, RecursionError):
         raise ShardDamaged("bad_header", "fields do not fit") from None
     found = Parsed(header, len(raw), sums, checksum)
     if found.file_bytes != file_size:
@@ -216,10 +219,14 @@ def _metadata(header: ShardHeader, sums: str) -> dict[str, str]:
     }
 
 
-def _header(metadata: dict[str, str], table: dict[str, Any]) -> tuple[ShardHeader, tuple[bytes, ...]]:
-    tensors = []
+@lru_cache(maxsize=32)
+def _tensors(rest: str) -> Tensors:
+    """What follows the metadata, which is the same in all blocks of one layout and length."""
+    if not rest.startswith(","):
+        raise ValueError(rest[:20])
+    found = []
     at = 0
-    for name, entry in table.items():
+    for name, entry in json.loads("{" + rest[1:]).items():
         shape = entry["shape"]
         if not all(type(n) is int and n > 0 for n in shape):
             raise ValueError(name)
@@ -228,7 +235,11 @@ def _header(metadata: dict[str, str], table: dict[str, Any]) -> tuple[ShardHeade
         if entry["data_offsets"] != [at, end]:
             raise ValueError(name)
         at = end
-        tensors.append(spec)
+        found.append(spec)
+    return Tensors(found)
+
+
+def _header(metadata: dict[str, str], tensors: Tensors) -> tuple[ShardHeader, tuple[bytes, ...]]:
     sums = tuple(bytes.fromhex(part) for part in metadata["xxh3_128"].split(","))
     ids = [bytes.fromhex(metadata[key]) for key in ("namespace", "chain", "parent")]
     tokens = tuple(int(part) for part in metadata["tokens"].split(","))
@@ -237,4 +248,4 @@ def _header(metadata: dict[str, str], table: dict[str, Any]) -> tuple[ShardHeade
     if len(sums) != len(tensors) or not 0 < len(tokens) <= TOKENS_LIMIT:
         raise ValueError("counts")
     start, layout, preview = int(metadata["start"]), metadata["layout"], metadata["preview"]
-    return ShardHeader(ids[0], ids[1], ids[2], tokens, start, layout, Tensors(tensors), preview), sums
+    return ShardHeader(ids[0], ids[1], ids[2], tokens, start, layout, tensors, preview), sums

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -56,19 +57,33 @@ class Precompiling:
     def __init__(self, kinds: Sequence[Quantised], kept: Path, program: Sequence[str] = PROGRAM) -> None:
         self._kept = kept
         self._children: list[_Child] = []
+        self._failed: set[Quantised] = set()
         for kind in kinds:
             if not self._done(kind).exists():
-                self._children += [self._start(kind, rows, program) for rows in ROWS]
+                with self._left_to_mlx(kind):
+                    self._children.extend(self._start(kind, rows, program) for rows in ROWS)
 
     def wait(self) -> None:
-        """What a child did not manage is told in the log and left to MLX."""
+        """Until every child has ended. None of what they, or the disk, do not manage costs a model its load."""
         deadline = time.monotonic() + LIMIT_S
-        failed = {child.kind for child in self._children if not self._finish(child, deadline)}
-        for kind in {child.kind for child in self._children} - failed:
-            self._done(kind).touch()
+        for child in self._children:
+            with self._left_to_mlx(child.kind):
+                self._finish(child, deadline)
+        for kind in {child.kind for child in self._children} - self._failed:
+            with self._left_to_mlx(kind):
+                self._done(kind).touch()
         if self._children:
-            log.info("compiled", forms=len(self._children), failed=len(failed))
+            log.info("compiled", forms=len(self._children), kinds_failed=len(self._failed))
         self._children.clear()
+
+    @contextmanager
+    def _left_to_mlx(self, kind: Quantised) -> Iterator[None]:
+        """What fails is told in the log."""
+        try:
+            yield
+        except OSError as problem:
+            log.warning("not compiled", kind=astuple(kind), problem=str(problem))
+            self._failed.add(kind)
 
     def _done(self, kind: Quantised) -> Path:
         """Says that all forms of a kind have been compiled."""
@@ -82,7 +97,8 @@ class Precompiling:
         )  # fmt: skip
         return _Child(kind, process, folder)
 
-    def _finish(self, child: _Child, deadline: float) -> bool:
+    def _finish(self, child: _Child, deadline: float) -> None:
+        """Raises OSError: it failed, or what it made cannot be kept."""
         try:
             status = child.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -90,16 +106,16 @@ class Precompiling:
             status = child.process.wait()
         assert child.process.stdin is not None
         child.process.stdin.close()
-        if status == 0:
+        try:
+            if status:
+                raise ChildProcessError(f"exit status {status}")
             self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
             for file in sorted(child.folder.iterdir(), key=lambda file: file.suffix == ".ptx"):  # MLX looks for it
                 new = self._kept / f"{child.process.pid}-{file.name}"
                 shutil.copyfile(file, new)
                 new.replace(self._kept / file.name)
-        else:
-            log.warning("not compiled", kind=astuple(child.kind), status=status)
-        shutil.rmtree(child.folder)
-        return status == 0
+        finally:
+            shutil.rmtree(child.folder, ignore_errors=True)
 
 
 def kinds_of(model: Any) -> list[Quantised]:

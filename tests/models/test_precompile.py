@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from mlx import nn
+from structlog.testing import capture_logs
 
 from kvd.leash import ORPHANED
 from kvd.models import precompile
@@ -55,6 +56,16 @@ def test_one_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(precompile, "LIMIT_S", 0.2)
     Precompiling([KIND], tmp_path / "kept", program("import time; time.sleep(600)")).wait()
     assert not (tmp_path / "kept").exists()
+
+
+def test_a_disk_that_takes_nothing_costs_no_model_its_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("no folder")
+    Precompiling([KIND], taken / "ptx", program(WRITES)).wait()
+    monkeypatch.setattr(precompile.tempfile, "tempdir", str(taken))
+    with capture_logs() as logs:
+        Precompiling([KIND], tmp_path / "kept", program(WRITES)).wait()
+    assert [one["event"] for one in logs] == ["not compiled"] and not (tmp_path / "kept").exists()
 
 
 def test_a_child_ends_with_who_started_it() -> None:

@@ -118,12 +118,11 @@ class Precompiling:
             shutil.rmtree(child.folder, ignore_errors=True)
 
 
-def kinds_of(model: Any) -> list[Quantised]:
-    """The kinds of quantised products that a loaded model has."""
+def kinds_of(model: Any, dtype: str) -> list[Quantised]:
+    """The kinds of quantised products that a loaded model has. dtype: of its activations."""
     found = set()
     for _, module in model.named_modules():
         if "scales" in module and hasattr(module, "bits"):
-            dtype = str(module.scales.dtype).removeprefix("mlx.core.")
             found.add(Quantised(dtype, module.bits, module.group_size, module.mode))
     return sorted(found)
 

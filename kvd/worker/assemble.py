@@ -68,7 +68,7 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     one block of KV fits."""
     loaded = load(given.model, available=given.weights_limit)
     mx.set_cache_limit(SCRATCH_CPU if loaded.info.backend == "cpu" else SCRATCH_GPU)
-    products = kinds_of(loaded.model) if loaded.info.backend == "cuda" else ()
+    products = kinds_of(loaded.model, loaded.info.dtype) if loaded.info.backend == "cuda" else ()
     compiling = Precompiling(products, kept_by_mlx())
     identity = identify(given.model, given.home / "models" / MEMO)
     kv = choose(given.kv, given.home / "models" / given.name, given.name, identity.whole)

@@ -74,16 +74,21 @@ def test_a_child_ends_with_who_started_it() -> None:
     assert child.returncode in (ORPHANED, 0)
 
 
-@pytest.mark.parametrize("kind", [("float32", "4", "64", "affine"), ("float16", "8", "32", "affine")])
+@pytest.mark.parametrize(
+    "kind", [("float32", "4", "64", "affine"), ("float16", "8", "32", "affine"), ("bfloat16", "4", "32", "mxfp4")]
+)
 def test_the_real_program_takes_the_product_of_a_kind(kind: tuple[str, ...]) -> None:
     with subprocess.Popen([*PROGRAM, *kind, "16"], stdin=subprocess.PIPE) as child:
         assert child.wait(60) == 0
 
 
 def test_kinds_are_those_of_the_quantised_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.QuantizedLinear(64, 64, bits=4), nn.QuantizedLinear(64, 64, bits=8),
-                          nn.QuantizedLinear(64, 128, bits=4))  # fmt: skip
-    assert kinds_of(model) == [Quantised("float32", 4, 64, "affine"), Quantised("float32", 8, 64, "affine")]
+    model = nn.Sequential(
+        nn.Linear(64, 64), nn.QuantizedLinear(64, 64, bits=4), nn.QuantizedLinear(64, 64, bits=8),
+        nn.QuantizedLinear(64, 128, bits=4), nn.QuantizedLinear(64, 64, group_size=32, bits=4, mode="mxfp4"),
+    )  # fmt: skip
+    kinds = [(4, 32, "mxfp4"), (4, 64, "affine"), (8, 64, "affine")]
+    assert kinds_of(model, "bfloat16") == [Quantised("bfloat16", *kind) for kind in kinds]
     monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
     assert kept_by_mlx() == tmp_path
     monkeypatch.delenv("MLX_PTX_CACHE_DIR")

@@ -103,8 +103,6 @@ def compiled(file: str, expression: str) -> Kernel:
 
 @cache
 def _target() -> tuple[bytes, bool]:
-    """What to compile for, and whether it is the device's own code: a device newer than NVRTC gets PTX, which its
-    driver translates."""
     from cuda.bindings import driver, nvrtc
 
     _done(driver.cuInit(0))
@@ -116,10 +114,18 @@ def _target() -> tuple[bytes, bool]:
             kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
         )
     )  # fmt: skip
-    own, known = 10 * major + minor, list(_done(nvrtc.nvrtcGetSupportedArchs()))
+    return target_of(10 * major + minor, _done(nvrtc.nvrtcGetSupportedArchs()))
+
+
+def target_of(own: int, known: Sequence[int]) -> tuple[bytes, bool]:
+    """What to compile for, and whether it is the device's own code: one that NVRTC does not know gets the PTX of the
+    newest before it, which its driver translates. Raises CompileFailed."""
     if own in known:
         return b"sm_%d" % own, True
-    return b"compute_%d" % max(known), False
+    older = [arch for arch in known if arch < own]
+    if not older:
+        raise CompileFailed(f"NVRTC compiles for sm_{min(known)} and newer, this device is sm_{own}")
+    return b"compute_%d" % max(older), False
 
 
 def _done(returned: tuple[Any, ...]) -> Any:

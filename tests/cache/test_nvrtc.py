@@ -43,6 +43,18 @@ def test_a_device_that_is_too_old_is_told_why(monkeypatch):
         _form(mx.bfloat16, 128, 128, 4)
 
 
+@pytest.mark.parametrize(
+    ("own", "target"), [(90, (b"sm_90", True)), (110, (b"compute_103", False)), (130, (b"compute_121", False))]
+)
+def test_a_device_that_nvrtc_does_not_know_gets_what_it_can_translate(own, target):
+    assert nvrtc.target_of(own, [75, 80, 90, 100, 103, 120, 121]) == target
+
+
+def test_a_device_older_than_all_that_nvrtc_knows_is_told_so():
+    with pytest.raises(CompileFailed, match="sm_70"):
+        nvrtc.target_of(70, [75, 80, 90])
+
+
 def test_without_the_bindings_nothing_is_launched_and_the_reason_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     monkeypatch.setattr(nvrtc, "on_cuda", lambda: True)

@@ -64,8 +64,9 @@ def narrowed(paths: Paths, found: Sequence[PathCheck], layout: KVLayout) -> Path
     each layer of a step instead, one sequence at a time: opaque keys are off then."""
     ok = {item.path: item.ok for item in found}
     view, table, fold = (ok.get(path, False) for path in ("view", "table", "fold"))
-    opaque = paths.opaque and (layout.native or view or table)
-    kernel = paths.kernel and opaque and ok.get("kernel", False)
+    right = ok.get("kernel", False)
+    opaque = paths.opaque and (layout.native or view or table or right)
+    kernel = paths.kernel and opaque and right
     return replace(paths, view=view, table=table, fold=fold, opaque=opaque, kernel=kernel)
 
 

@@ -25,6 +25,7 @@ from kvd.cache.paths import Paths, preferences
 from kvd.cache.plan import Bundle, Piece, View
 from kvd.cache.pool import KVPool
 from kvd.cache.side import Side
+from kvd.cache.steps import last_row
 
 TRIAL_S = 120.0
 """seconds: its first run may compile kernels"""
@@ -149,22 +150,21 @@ def _check_portable(trial: _Trial, view: bool) -> list[PathCheck]:
 
 
 def _check_kernel(trial: _Trial) -> PathCheck:
-    """Both rows through their block tables, then the first of them as a run; each last row is written by the kernel."""
+    """Both rows through their block tables, then the first of them as a run; each last row is written first."""
     pool, queries, scale, scattered = trial.pool, trial.queries, trial.scale, trial.scattered
     k, v, size = pool.k[0], pool.v[0], pool.block_size
-    (keys,), (values,) = k.parts, v.parts
-    lasts = zip(scattered.tails, (n - 1 for n in scattered.lengths), strict=True)
-    ends = [tail[last // size] * size + last % size for tail, last in lasts]
-    tables = kernels.Tables.of([View(*pair) for pair in zip(scattered.tails, scattered.lengths, strict=True)])
-    run = kernels.Span(size, scattered.lengths[0])
+    views = [View(*pair) for pair in zip(scattered.tails, scattered.lengths, strict=True)]
+    ends = [last_row(view, size) for view in views]
+    tables, run = kernels.Tables.of(views), kernels.Span(size, scattered.lengths[0])
+    at = None if pool.layout.native else mx.array(ends, dtype=mx.int32)
 
     def both() -> mx.array:
-        new = [mx.concatenate([part[..., end : end + 1, :] for end in ends]) for part in (keys, values)]
+        new = [mx.concatenate([side.plain(Piece(end, end + 1)) for end in ends]) for side in (k, v)]
         mx.eval(new)
-        blank = [mx.zeros((1, *part.shape[1:2], 1, part.shape[3]), part.dtype) for part in (keys, values)]
-        pool.write([(part, end, rows) for part, rows in zip((keys, values), blank, strict=True) for end in ends])
+        blank = [(part, mx.zeros((1, part.shape[1], 1, part.shape[3]), part.dtype)) for part in (*k.parts, *v.parts)]
+        pool.write([(part, end, row) for part, row in blank for end in ends])
         pool.evaluate()
-        outs = [kernels.attend_paged(queries, (new[0], new[1]), k, v, tables, scale, size)]
+        outs = [kernels.attend_paged(queries, (new[0], new[1]), k, v, tables, scale, size, at)]
         mx.eval(outs)
         outs.append(kernels.attend_paged(queries, None, k, v, tables, scale, size))
         mx.eval(outs)

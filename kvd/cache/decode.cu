@@ -1,11 +1,12 @@
-// Attention of a decode step over a paged KV pool, for CUDA, in one launch: the new rows are written, all rows read once.
+// Attention of a decode step over a paged KV pool, for CUDA, in one launch: new rows are written, all rows read once.
 //
 // The rows of a sequence are split over blocks, those of a block over its warps; a warp takes 16 rows at a time to the
 // tensor cores, for all query heads of a KV head together. The last block of a sequence joins what the others found.
-// Halves only (float16, bfloat16); D is a multiple of 32, DV of 64, at most eight query heads for a KV head.
+// Halves (float16, bfloat16), or quantised rows that become halves in registers; D is a multiple of 32, DV of 64, at
+// most eight query heads for a KV head.
 //
 // The order of dimensions within a product is free as long as both sides have the same: that lets every thread load 16
-// bytes of a row as they lie in memory.
+// bytes of a row as they lie in memory, or all that a few words hold.
 
 namespace kvd {
 
@@ -51,6 +52,14 @@ __device__ inline unsigned pair_of(float low, float high, const float16*) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   return out;
 }
+__device__ inline float value_of(unsigned short bits, const bfloat16*) {
+  return __uint_as_float(static_cast<unsigned>(bits) << 16);
+}
+__device__ inline float value_of(unsigned short bits, const float16*) {
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
+  return out;
+}
 __device__ inline float power_of_two(float exponent) {
   float out;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(exponent));
@@ -66,22 +75,97 @@ template <typename T>
 __device__ inline void narrow(float value, T* out) {
   out->bits = static_cast<unsigned short>(pair_of(value, 0.0f, out));
 }
+// Halves, eight at a time.
 template <typename T>
-__device__ inline const uint4& load(const T* from) {
-  return *reinterpret_cast<const uint4*>(from);
+__device__ inline const uint4* of(const T* halves) {
+  return reinterpret_cast<const uint4*>(halves);
 }
+
+// Rows of K or V as the pool has them: halves, or words with scales and biases.
+template <typename T>
+struct Side {
+  const void* rows;
+  const T *scales, *biases;
+};
+
+// What one of LANES threads holds of a row of DIM elements, in parts of eight halves. Quantised: BITS each, GROUP of
+// them with a scale and a bias, which a thread's share is not wider than.
+template <typename T, int DIM, int LANES, int BITS, int GROUP>
+struct Share {
+  static constexpr bool HALVES = false;
+  static constexpr int EACH = DIM / LANES, PARTS = EACH / 8, WORDS = EACH * BITS / 32;
+  static_assert(GROUP % EACH == 0 && EACH * BITS % 32 == 0);
+  unsigned words[WORDS];
+  float scale, bias;
+
+  static __device__ int first_of(int part, int lane) { return lane * EACH + part * 8; }
+
+  __device__ void load(const Side<T>& side, size_t row, const T*, int lane) {
+    const unsigned* from = static_cast<const unsigned*>(side.rows) + (row * LANES + lane) * WORDS;
+    if constexpr (WORDS % 4 == 0) {
+#pragma unroll
+      for (int n = 0; n < WORDS / 4; ++n) {
+        const uint4 four = reinterpret_cast<const uint4*>(from)[n];
+        words[4 * n] = four.x, words[4 * n + 1] = four.y, words[4 * n + 2] = four.z, words[4 * n + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < WORDS; ++n) {
+        words[n] = from[n];
+      }
+    }
+    const size_t group = row * (DIM / GROUP) + lane * EACH / GROUP;
+    scale = value_of(side.scales[group].bits, side.scales);
+    bias = value_of(side.biases[group].bits, side.biases);
+  }
+
+  __device__ uint4 part(int number) const {
+    unsigned out[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      out[i] = pair_of(value(number * 8 + 2 * i), value(number * 8 + 2 * i + 1), static_cast<const T*>(nullptr));
+    }
+    return {out[0], out[1], out[2], out[3]};
+  }
+
+  __device__ float value(int number) const {
+    const unsigned digit = words[number * BITS / 32] >> number * BITS % 32 & ((1u << BITS) - 1);
+    return fmaf(__uint_as_float(0x4b000000u | digit) - 8388608.0f, scale, bias);  // 2^23 + digit ends in its bits
+  }
+};
+
+template <typename T, int DIM, int LANES>
+struct Share<T, DIM, LANES, 16, 0> {
+  static constexpr bool HALVES = true;
+  static constexpr int PARTS = DIM / LANES / 8;
+  uint4 parts[PARTS];
+
+  static __device__ int first_of(int part, int lane) { return (part * LANES + lane) * 8; }
+
+  // fresh: the row itself, where it is not in the pool yet.
+  __device__ void load(const Side<T>& side, size_t row, const T* fresh, int lane) {
+    const T* from = fresh ? fresh : static_cast<const T*>(side.rows) + row * DIM;
+#pragma unroll
+    for (int n = 0; n < PARTS; ++n) {
+      parts[n] = *of(from + first_of(n, lane));
+    }
+  }
+
+  __device__ const uint4& part(int number) const { return parts[number]; }
+};
 
 // One block: one of the splits of one sequence, for the G query heads of one KV head. WARPS * 32 threads.
 //
-// q: [G, D]. k, v: this head's rows of the pool. The sequence's rows are those of the blocks in `table`, of 1 << shift
-// rows each, or without one `length` rows from `first` on. write: its last row is not in the pool yet but in new_k [D] and
-// new_v [DV]; it is brought there. Of no rows the result is zero. scale has log2(e) in it: exponentials are powers of two. scratch: [splits, G, DV + 2]
-// floats; arrived: zero, and zero again afterwards. out: [G, DV].
-template <typename T, int D, int DV, int G, int WARPS>
+// q: [G, D]. k, v: this head's rows of the pool, K and V their shares. The sequence's rows are those of the blocks in
+// `table`, of 1 << shift rows each, or without one `length` rows from `first` on; of no rows the result is zero. write:
+// its last row is not in the pool yet but in new_k [D] and new_v [DV]; it is brought there (halves only). scale has
+// log2(e) in it: exponentials are powers of two. scratch: [splits, G, DV + 2] floats; arrived: zero, and zero again
+// afterwards. out: [G, DV].
+template <typename T, int D, int DV, int G, int WARPS, typename K, typename V>
 __device__ void attend(
-    const T* q, T* k, T* v, bool write, const T* new_k, const T* new_v, const uint32_t* table, int shift, int first,
-    int length, float scale, int splits, int split, float* scratch, unsigned* arrived, T* out) {
-  constexpr int THREADS = WARPS * 32, K_PARTS = D / 32, V_PARTS = DV / 64;
+    const T* q, const Side<T>& k, const Side<T>& v, bool write, const T* new_k, const T* new_v, const uint32_t* table,
+    int shift, int first, int length, float scale, int splits, int split, float* scratch, unsigned* arrived, T* out) {
+  constexpr int THREADS = WARPS * 32, K_PARTS = K::PARTS, V_PARTS = V::PARTS;
   __shared__ float mixed[WARPS][G][DV];
   __shared__ float tops[WARPS][8], totals[WARPS][8];
   __shared__ bool last;
@@ -99,7 +183,7 @@ __device__ void attend(
   uint4 query[K_PARTS];
 #pragma unroll
   for (int t = 0; t < K_PARTS; ++t) {
-    query[t] = row < G ? load(q + row * D + t * 32 + column * 8) : uint4{0, 0, 0, 0};
+    query[t] = row < G ? *of(q + row * D + K::first_of(t, column)) : uint4{0, 0, 0, 0};
   }
   float mix[V_PARTS][4][4];
 #pragma unroll
@@ -114,17 +198,14 @@ __device__ void attend(
   }
   float top[2] = {nothing(), nothing()}, total[2] = {0.0f, 0.0f};
 
-  uint4 keys[2][K_PARTS], values[4][V_PARTS];
+  K keys[2];
+  V values[4];
   auto load_keys = [&](int at) {
     const size_t base = place(at);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const int mine = min(at + row + 8 * n, length - 1);
-      const T* from = (mine == fresh ? new_k : k + (base + mine - at) * D) + column * 8;
-#pragma unroll
-      for (int t = 0; t < K_PARTS; ++t) {
-        keys[n][t] = load(from + t * 32);
-      }
+      keys[n].load(k, base + mine - at, mine == fresh ? new_k : nullptr, column);
     }
   };
   auto load_values = [&](int at) {
@@ -132,11 +213,7 @@ __device__ void attend(
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int mine = min(at + 2 * column + n % 2 + n / 2 * 8, length - 1);
-      const T* from = (mine == fresh ? new_v : v + (base + mine - at) * DV) + row * 8;
-#pragma unroll
-      for (int h = 0; h < V_PARTS; ++h) {
-        values[n][h] = load(from + h * 64);
-      }
+      values[n].load(v, base + mine - at, mine == fresh ? new_v : nullptr, row);
     }
   };
 
@@ -149,7 +226,7 @@ __device__ void attend(
     float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // rows `row` and `row + 8`, heads 2 * column and the next
 #pragma unroll
     for (int t = 0; t < K_PARTS; ++t) {
-      const uint4 &a = keys[0][t], &b = keys[1][t];
+      const uint4 &a = keys[0].part(t), &b = keys[1].part(t);
       const unsigned left[4] = {a.x, b.x, a.y, b.y}, right[4] = {a.z, b.z, a.w, b.w};
       multiply(scores, left, query[t].x, query[t].y, q);
       multiply(scores, right, query[t].z, query[t].w, q);
@@ -180,10 +257,11 @@ __device__ void attend(
     const unsigned lower = transposed(pair_of(weights[2], weights[3], q));
 #pragma unroll
     for (int h = 0; h < V_PARTS; ++h) {
-      const unsigned* rows[4];
+      unsigned rows[4][4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        rows[n] = reinterpret_cast<const unsigned*>(&values[n][h]);
+        const uint4& part = values[n].part(h);
+        rows[n][0] = part.x, rows[n][1] = part.y, rows[n][2] = part.z, rows[n][3] = part.w;
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -197,13 +275,15 @@ __device__ void attend(
         multiply(mix[h][j], tile, upper, lower, q);
       }
     }
-    if (at <= fresh && fresh < at + STEP) {
-      const size_t into = place(at) + fresh - at;
-      if (lane < D / 8) {
-        *reinterpret_cast<uint4*>(k + into * D + lane * 8) = load(new_k + lane * 8);
-      }
-      if (lane < DV / 8) {
-        *reinterpret_cast<uint4*>(v + into * DV + lane * 8) = load(new_v + lane * 8);
+    if constexpr (K::HALVES && V::HALVES) {
+      if (at <= fresh && fresh < at + STEP) {
+        const size_t into = place(at) + fresh - at;
+        if (lane < D / 8) {
+          static_cast<uint4*>(const_cast<void*>(k.rows))[into * (D / 8) + lane] = of(new_k)[lane];
+        }
+        if (lane < DV / 8) {
+          static_cast<uint4*>(const_cast<void*>(v.rows))[into * (DV / 8) + lane] = of(new_v)[lane];
+        }
       }
     }
   }
@@ -228,7 +308,7 @@ __device__ void attend(
       for (int i = 0; i < 4; ++i) {
         const int g = 2 * column + i % 2;
         if (g < G) {
-          mixed[warp][g][h * 64 + row * 8 + 2 * j + i / 2] = mix[h][j][i];
+          mixed[warp][g][V::first_of(h, row) + 2 * j + i / 2] = mix[h][j][i];
         }
       }
     }
@@ -304,17 +384,20 @@ __device__ void attend(
 }
 
 #ifndef KVD_ON_HOST
-// A block for each split, KV head and sequence. first < 0: rows by `blocks` [sequences, width] and `lengths`.
-template <typename T, int D, int DV, int G, int WARPS>
+// A block for each split, KV head and sequence. first < 0: rows by `blocks` [sequences, width] and `lengths`. Bits 16
+// and group 0: halves.
+template <typename T, int D, int DV, int G, int WARPS, int K_BITS, int K_GROUP, int V_BITS, int V_GROUP>
 __global__ void __launch_bounds__(WARPS * 32) decode(
-    const T* q, const T* k, const T* v, const T* new_k, const T* new_v, const unsigned* blocks, const int* lengths,
-    float* scratch, unsigned* arrived, T* out, int height, int width, int shift, int first, int length, int write,
-    float scale) {
+    const T* q, const T* k, const T* k_scales, const T* k_biases, const T* v, const T* v_scales, const T* v_biases,
+    const T* new_k, const T* new_v, const unsigned* blocks, const int* lengths, float* scratch, unsigned* arrived,
+    T* out, int height, int width, int shift, int first, int length, int write, float scale) {
   const int head = blockIdx.y, sequence = blockIdx.z;
   const size_t both = static_cast<size_t>(sequence) * gridDim.y + head, above = static_cast<size_t>(head) * height;
   const bool run = first >= 0;
-  attend<T, D, DV, G, WARPS>(
-      q + both * G * D, const_cast<T*>(k) + above * D, const_cast<T*>(v) + above * DV, write, new_k + both * D,
+  constexpr int K_EACH = K_GROUP ? D / K_GROUP : 0, V_EACH = V_GROUP ? DV / V_GROUP : 0;
+  attend<T, D, DV, G, WARPS, Share<T, D, 4, K_BITS, K_GROUP>, Share<T, DV, 8, V_BITS, V_GROUP>>(
+      q + both * G * D, {k + above * (D * K_BITS / 16), k_scales + above * K_EACH, k_biases + above * K_EACH},
+      {v + above * (DV * V_BITS / 16), v_scales + above * V_EACH, v_biases + above * V_EACH}, write, new_k + both * D,
       new_v + both * DV, run ? nullptr : blocks + static_cast<size_t>(sequence) * width, shift, first,
       run ? length : lengths[sequence], scale, gridDim.x, blockIdx.x, scratch + both * gridDim.x * G * (DV + 2),
       arrived + both, out + both * G * DV);

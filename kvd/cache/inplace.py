@@ -45,14 +45,36 @@ def addresses(arrays: Sequence[mx.array]) -> list[int]:
     return [int(place.item()) for place in places]  # type: ignore[arg-type]
 
 
+def launch_each(items: Sequence[tuple[mx.array, mx.array]], at: mx.array) -> list[mx.array]:
+    """As `launch`, for (array of the pool, rows [batch, heads, 1, width]): each row into one of its own, `at` [batch]
+    int32; negative: into none."""
+    done = []
+    for array, rows in items:
+        count, heads = rows.shape[:2]
+        load, per = _loads(array, rows)
+        done.append(
+            compiled("rows.cu", f"kvd::write_each<{load}>").launch(
+                [rows, array, at], [count, heads, per, array.shape[2]],
+                blocks=(-(-count * heads * per // THREADS), 1, 1), threads=THREADS, shape=(1,), dtype=mx.uint64,
+            )  # fmt: skip
+        )
+    mx.async_eval(done)
+    return done
+
+
 def _launched(array: mx.array, first: int, rows: mx.array) -> mx.array:
-    _, heads, count, width = rows.shape
-    if rows.dtype != array.dtype:
-        raise ValueError(f"rows of {rows.dtype} for a pool of {array.dtype}")
-    row_bytes = width * array.dtype.size
-    size = next(size for size in LOADS if row_bytes % size == 0)
-    per = row_bytes // size
-    return compiled("rows.cu", f"kvd::write_rows<{LOADS[size]}>").launch(
+    _, heads, count, _ = rows.shape
+    load, per = _loads(array, rows)
+    return compiled("rows.cu", f"kvd::write_rows<{load}>").launch(
         [rows, array], [heads, count, per, array.shape[2], first],
         blocks=(-(-heads * count * per // THREADS), 1, 1), threads=THREADS, shape=(1,), dtype=mx.uint64,
     )  # fmt: skip
+
+
+def _loads(array: mx.array, rows: mx.array) -> tuple[str, int]:
+    """What a thread copies, and how many of these a row has."""
+    if rows.dtype != array.dtype:
+        raise ValueError(f"rows of {rows.dtype} for a pool of {array.dtype}")
+    row_bytes = array.shape[3] * array.dtype.size
+    size = next(size for size in LOADS if row_bytes % size == 0)
+    return LOADS[size], row_bytes // size

@@ -1,4 +1,5 @@
-"""Attention of decode steps by a CUDA kernel (`decode.cu`), which writes the step's new rows too: one launch a layer.
+"""Attention of decode steps by a CUDA kernel (`decode.cu`), which writes the step's new rows too: one launch a layer;
+those of quantised KV are quantised by MLX and written before, one launch for each part.
 
 Why: MLX runs a step ahead of the device, which then still refers to the pool, so an update as an operation of MLX
 copies the whole array first; and each operation costs the host some 10 us, which is what a step takes on a fast GPU.
@@ -16,7 +17,8 @@ from typing import Final
 
 import mlx.core as mx
 
-from kvd.cache.layout import KVLayout, LayerKV
+from kvd.cache.inplace import launch_each
+from kvd.cache.layout import NATIVE, KVLayout, LayerKV, Precision
 from kvd.cache.nvrtc import Kernel, compiled
 from kvd.cache.plan import View
 from kvd.cache.side import Side
@@ -105,25 +107,38 @@ def takes(layout: KVLayout, block_size: int, query_heads: int) -> bool:
 
 
 def _takes(layer: LayerKV, query_heads: int) -> bool:
-    native = layer.k.native and layer.v.native
     fits = layer.k_dim % 32 == 0 and layer.v_dim % 64 == 0 and max(layer.k_dim, layer.v_dim) <= MOST_DIM
-    return native and fits and query_heads % layer.kv_heads == 0 and query_heads // layer.kv_heads <= MOST_REPEATS
+    shared = _divides(layer.k, layer.k_dim // 4) and _divides(layer.v, layer.v_dim // 8)
+    few = query_heads % layer.kv_heads == 0 and query_heads // layer.kv_heads <= MOST_REPEATS
+    return fits and shared and few
+
+
+def _divides(precision: Precision, share: int) -> bool:
+    """Whether a thread's share of a row is whole words, within one group."""
+    if precision.native:
+        return True
+    whole = precision.bits in (2, 4, 8) and share * precision.bits % 32 == 0
+    return whole and precision.group % share == 0
 
 
 def attend_paged(
     queries: mx.array, new: tuple[mx.array, mx.array] | None, k: Side, v: Side, where: Span | Tables, scale: float,
-    block_size: int,
+    block_size: int, at: mx.array | None = None,
 ) -> mx.array:  # fmt: skip
     """Rows that each attend to a sequence of their own: [batch, heads, 1, dim] -> [batch, heads, 1, v_dim]; zeros for
     those of no sequence.
 
     new: keys and values [batch, kv_heads, 1, dim] of each sequence's last row, which is not in the pool yet and is
-    written there; None: it is.
+    written there; None: it is. at: where that is in the pool (`launch_each`), for quantised KV, whose rows are written
+    before.
     """
     batch, heads, _, dim = queries.shape
-    (keys,), (values,) = k.parts, v.parts
-    kv_heads, v_dim = keys.shape[1], values.shape[3]
-    repeats = heads // kv_heads
+    if new is not None and at is not None:
+        both = zip((k, v), new, strict=True)
+        launch_each([pair for side, rows in both for pair in zip(side.parts, side.quantize(rows), strict=True)], at)
+        new = None
+    kv_heads, height = k.parts[0].shape[1:3]
+    v_dim, repeats = v.dim, heads // kv_heads
     turns = -(-where.longest // (STEP * WARPS))
     fair = max(1, -(-where.total * kv_heads // (STEP * WARPS * BLOCKS)))
     splits = -(-turns // fair)
@@ -133,16 +148,21 @@ def attend_paged(
         tables, width, first, rows = (queries, queries), 0, where.first, where.longest
     else:
         tables, width, first, rows = (where.blocks, where.lengths), where.blocks.shape[1], -1, 0
-    return _form(keys.dtype, dim, v_dim, repeats).launch(
-        [queries, keys, values, *fresh, *tables, scratch, arrived],
-        [keys.shape[2], width, block_size.bit_length() - 1, first, rows, int(new is not None), scale * LOG2_E],
-        blocks=(splits, kv_heads, batch), threads=WARPS * 32, shape=(batch, heads, 1, v_dim), dtype=keys.dtype,
+    sides = [part for side in (k, v) for part in (*side.parts, queries, queries)[:3]]  # native: no scales, no biases
+    return _form(queries.dtype, dim, v_dim, repeats, k.precision, v.precision).launch(
+        [queries, *sides, *fresh, *tables, scratch, arrived],
+        [height, width, block_size.bit_length() - 1, first, rows, int(new is not None), scale * LOG2_E],
+        blocks=(splits, kv_heads, batch), threads=WARPS * 32, shape=(batch, heads, 1, v_dim), dtype=queries.dtype,
     )  # fmt: skip
 
 
-def _form(dtype: mx.Dtype, dim: int, v_dim: int, repeats: int) -> Kernel:
+def _form(
+    dtype: mx.Dtype, dim: int, v_dim: int, repeats: int, k: Precision = NATIVE, v: Precision = NATIVE
+) -> Kernel:
     kind = str(dtype).removeprefix("mlx.core.")
-    return compiled("decode.cu", f"kvd::decode<kvd::{kind}, {dim}, {v_dim}, {repeats}, {WARPS}>")
+    sides = [number for side in (k, v) for number in ((16, 0) if side.native else (side.bits, side.group))]
+    numbers = ", ".join(map(str, (dim, v_dim, repeats, WARPS, *sides)))
+    return compiled("decode.cu", f"kvd::decode<kvd::{kind}, {numbers}>")
 
 
 _held: list[mx.array] = []

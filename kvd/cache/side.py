@@ -25,6 +25,12 @@ class Side:
     parts: Parts
     precision: Precision
 
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        width: int = self.parts[0].shape[3]
+        return width if self.precision.native else width * 32 // self.precision.bits
+
     def view(self, piece: Piece) -> Parts:
         return tuple(part[..., piece.start : piece.stop, :] for part in self.parts)
 

@@ -59,18 +59,28 @@ def plan_step(cache: PagedCache, sequences: Sequence[CachedSequence | Outlook], 
 
 
 def kernel_step(cache: PagedCache, views: Sequence[View], offsets: Sequence[int], new: int) -> KernelStep:
+    batch, at = whole(len(views)), None
+    if new and not cache.layout.native:
+        rows = [last_row(view, cache.block_size) for view in views]
+        at = mx.array([*rows, *[-1] * (batch - len(rows))], dtype=mx.int32)
     if len(views) == 1:
         run = pieces(views[0].table, cache.block_size, 0, views[0].rows)
         if len(run) == 1:
-            return KernelStep(cache.pool, Span(run[0].start, run[0].rows), offsets[0], new)
-    cache.tables = Tables.of(views, cache.tables, whole(len(views)))
-    return KernelStep(cache.pool, cache.tables, offsets[0] if len(views) == 1 else cache.tables.lengths - 1, new)
+            return KernelStep(cache.pool, Span(run[0].start, run[0].rows), offsets[0], new, at)
+    cache.tables = Tables.of(views, cache.tables, batch)
+    return KernelStep(cache.pool, cache.tables, offsets[0] if len(views) == 1 else cache.tables.lengths - 1, new, at)
 
 
 def view(sequence: CachedSequence | Outlook, rows: int) -> View:
     table, blocks = sequence.block_table, -(-rows // sequence.cache.block_size)
     assert len(table) >= blocks, "rows were not reserved"
     return View(table[:blocks], rows)
+
+
+def last_row(view: View, block_size: int) -> int:
+    """Of the pool."""
+    block, row = divmod(view.rows - 1, block_size)
+    return view.table[block] * block_size + row
 
 
 class SingleStep:
@@ -158,7 +168,7 @@ class BundledStep:
         size = pool.block_size
         self._pool = pool
         self.offset: int | mx.array = offsets[0] if len(views) == 1 else mx.array(list(offsets))
-        at = [view.table[(view.rows - 1) // size] * size + (view.rows - 1) % size for view in views]
+        at = [last_row(view, size) for view in views]
         self._written = [Piece(row, row + 1) for row in at]
         self._scattered = mx.array(at)
         self._new = new
@@ -198,21 +208,24 @@ class BundledStep:
 
 
 class KernelStep:
-    """One token for each of N sequences, the attention of each layer in one launch."""
+    """One token for each of N sequences, the attention of each layer in one launch. at: as of `attend_paged`."""
 
     opaque = True
 
-    def __init__(self, pool: KVPool, where: Span | Tables, offset: int | mx.array, new: int) -> None:
+    def __init__(
+        self, pool: KVPool, where: Span | Tables, offset: int | mx.array, new: int, at: mx.array | None
+    ) -> None:
         self.offset = offset
         self._pool = pool
         self._where = where
         self._new = new
+        self._at = at
 
     def fetch(self, layer: int, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        pool, where = self._pool, self._where
+        pool, where, at = self._pool, self._where, self._at
         k, v, rows = pool.k[layer], pool.v[layer], (keys, values) if self._new else None
         handle = OpaqueKV(
-            lambda queries, scale, mask: attend_paged(queries, rows, k, v, where, scale, pool.block_size)
+            lambda queries, scale, mask: attend_paged(queries, rows, k, v, where, scale, pool.block_size, at)
         )
         return handle, handle
 

@@ -25,7 +25,7 @@ struct uint4 {
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-inline dim3 blockIdx, gridDim, threadIdx;
+inline dim3 blockIdx, blockDim, gridDim, threadIdx;
 
 inline float __uint_as_float(unsigned bits) {
   float value;
@@ -53,6 +53,7 @@ class Block {
  public:
   static void run(dim3 grid, unsigned threads, const std::function<void()>& kernel) {
     gridDim = grid;
+    blockDim = {threads};
     for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z) {
       for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y) {
         for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {

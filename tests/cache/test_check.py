@@ -168,8 +168,9 @@ def test_an_architecture_that_ignores_the_cache_is_refused(monkeypatch):
     assert "forgetful" in str(caught.value)
 
 
-def portable_kernel(queries, new, k, v, where, scale, block_size):
+def portable_kernel(queries, new, k, v, where, scale, block_size, at=None):
     """What the CUDA kernel does, row by row in float32."""
+    assert new is None or (at is None) == k.precision.native
     runs = isinstance(where, Span)
     tables = [range(where.first, where.first + where.longest)] if runs else [
         [row for block in table for row in range(block * block_size, (block + 1) * block_size)][:n]
@@ -178,9 +179,12 @@ def portable_kernel(queries, new, k, v, where, scale, block_size):
     outs = []
     for i, rows in enumerate(tables):
         if new is not None:
+            assert at is None or at.tolist()[i] == rows[-1]
             for side, values in zip((k, v), new, strict=True):
-                side.parts[0][..., rows[-1] : rows[-1] + 1, :] = values[i : i + 1]
-        keys, values = (mx.take(side.parts[0], mx.array(list(rows)), axis=2).astype(mx.float32) for side in (k, v))
+                for part, row in zip(side.parts, side.quantize(values[i : i + 1]), strict=True):
+                    part[..., rows[-1] : rows[-1] + 1, :] = row
+        read = [tuple(mx.take(part, mx.array(list(rows)), axis=2) for part in side.parts) for side in (k, v)]
+        keys, values = (side.dequantize(part).astype(mx.float32) for side, part in zip((k, v), read, strict=True))
         query = queries[i : i + 1].astype(mx.float32)
         outs.append(mx.fast.scaled_dot_product_attention(query, keys, values, scale=scale))
     return mx.concatenate(outs).astype(queries.dtype)
@@ -191,7 +195,7 @@ def test_a_kernel_that_is_right_is_all_that_is_looked_at_and_a_wrong_one_is_off(
     wrong = lambda *given: portable_kernel(*given) * 1.5  # noqa: E731
     monkeypatch.setattr(checks, "available", lambda: True)
     monkeypatch.setattr(kernel, "attend_paged", portable_kernel if right else wrong)
-    layout = KVLayout((LayerKV(2, 64, 64), LayerKV(2, 32, 64)), "bfloat16")
+    layout = KVLayout((LayerKV(2, 64, 64), LayerKV(2, 64, 64, Precision(8, 64), Precision(4, 32))), "bfloat16")
     assert wanted(layout, 16, 8).kernel
     found = {item.path: item for item in check_device(layout, 16, 8)}
     assert found["kernel"].ok == right
@@ -200,11 +204,12 @@ def test_a_kernel_that_is_right_is_all_that_is_looked_at_and_a_wrong_one_is_off(
     assert paths.kernel == right
 
 
-def test_a_kernel_that_does_not_write_the_last_row_is_off(monkeypatch):
+@pytest.mark.parametrize("side", [Precision(), Precision(4, 64)], ids=str)
+def test_a_kernel_that_does_not_write_the_last_row_is_off(monkeypatch, side):
     forgets = lambda q, new, *given: portable_kernel(q, None, *given)  # noqa: E731
     monkeypatch.setattr(checks, "available", lambda: True)
     monkeypatch.setattr(kernel, "attend_paged", forgets)
-    found = check_device(KVLayout((LayerKV(2, 64, 64),), "float16"), 32, 4, view=False)
+    found = check_device(KVLayout((LayerKV(2, 64, 64, side, side),), "float16"), 32, 4, view=False)
     assert not next(item for item in found if item.path == "kernel").ok
 
 

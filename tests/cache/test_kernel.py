@@ -6,68 +6,141 @@ import ctypes
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from kvd.cache.kernel import takes
-from kvd.cache.layout import KVLayout, LayerKV, Precision
+from kvd.cache.layout import NATIVE, KVLayout, LayerKV, Precision
 
 HERE = Path(__file__).parent
+KERNELS = HERE.parents[1] / "kvd" / "cache"
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 WARPS = 2
 
 
 @dataclass(frozen=True)
 class Shape:
+    """k, v: bits and group; (16, 0): halves."""
+
     kind: str
     dim: int
     v_dim: int
     repeats: int
     block: int
+    k: tuple[int, int] = (16, 0)
+    v: tuple[int, int] = (16, 0)
+
+    @property
+    def halves(self) -> bool:
+        return self.k[0] == self.v[0] == 16
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.dim}-{self.v_dim}x{self.repeats}-k{self.k[0]}v{self.v[0]}"
 
 
 SHAPES = [
     Shape("bfloat16", 128, 128, 4, 32), Shape("float16", 64, 128, 8, 16), Shape("bfloat16", 32, 64, 1, 64),
-    Shape("float16", 96, 64, 3, 256),
+    Shape("float16", 96, 64, 3, 256), Shape("bfloat16", 128, 128, 4, 32, (8, 64), (4, 64)),
+    Shape("float16", 64, 64, 2, 16, (4, 32), (8, 32)), Shape("bfloat16", 128, 128, 8, 32, (2, 128), (16, 0)),
 ]  # fmt: skip
 PROGRAM = """
 #include "cuda_on_host.hpp"
 #include "{kernel}"
 using kvd::{T};
-extern "C" void attend(bool write, const {T}* q, {T}* k, {T}* v, const {T}* new_k, const {T}* new_v,
-                       const uint32_t* table, int width, int first, const int32_t* lengths, float scale, int pool_rows,
-                       int batch, int heads, int splits, float* scratch, unsigned* arrived, {T}* out) {{
+using K = kvd::Share<{T}, {D}, 4, {K}>;
+using V = kvd::Share<{T}, {DV}, 8, {V}>;
+// rows: all of a pool's, in bytes of a row; scales and biases: `groups` of a row.
+kvd::Side<{T}> side(const char* rows, const {T}* scales, const {T}* biases, size_t above, int row_bytes, int groups) {{
+  return {{rows + above * row_bytes, scales + above * groups, biases + above * groups}};
+}}
+extern "C" void attend(
+    bool write, const {T}* q, char* k, const {T}* k_scales, const {T}* k_biases, int k_bytes, int k_groups, char* v,
+    const {T}* v_scales, const {T}* v_biases, int v_bytes, int v_groups, const {T}* new_k, const {T}* new_v,
+    const uint32_t* table, int width, int first, const int32_t* lengths, float scale, int pool_rows, int batch,
+    int heads, int splits, float* scratch, unsigned* arrived, {T}* out) {{
   Block::run({{unsigned(splits), unsigned(heads), unsigned(batch)}}, {WARPS} * 32, [&] {{
-    const size_t both = size_t(blockIdx.z) * heads + blockIdx.y;
-    kvd::attend<{T}, {D}, {DV}, {G}, {WARPS}>(
-        q + both * {G} * {D}, k + size_t(blockIdx.y) * pool_rows * {D}, v + size_t(blockIdx.y) * pool_rows * {DV},
-        write, new_k + both * {D}, new_v + both * {DV}, table ? table + blockIdx.z * width : nullptr, {SHIFT}, first,
-        lengths[blockIdx.z], scale, splits, blockIdx.x, scratch + both * splits * {G} * ({DV} + 2), arrived + both,
-        out + both * {G} * {DV});
+    const size_t both = size_t(blockIdx.z) * heads + blockIdx.y, above = size_t(blockIdx.y) * pool_rows;
+    kvd::attend<{T}, {D}, {DV}, {G}, {WARPS}, K, V>(
+        q + both * {G} * {D}, side(k, k_scales, k_biases, above, k_bytes, k_groups),
+        side(v, v_scales, v_biases, above, v_bytes, v_groups), write, new_k + both * {D}, new_v + both * {DV},
+        table ? table + blockIdx.z * width : nullptr, {SHIFT}, first, lengths[blockIdx.z], scale, splits, blockIdx.x,
+        scratch + both * splits * {G} * ({DV} + 2), arrived + both, out + both * {G} * {DV});
   }});
 }}
 """
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids=lambda s: f"{s.kind}-{s.dim}-{s.v_dim}x{s.repeats}")
-def built(request, tmp_path_factory):
+ROWS_PROGRAM = """
+#include "cuda_on_host.hpp"
+#include "{kernel}"
+extern "C" void write_each(const uint4* rows, uint4* pool, const int* at, unsigned long long* done, int count,
+                           int heads, int per, int height, int first) {{
+  Block::run({{2}}, 32, [&] {{
+    if (at) {{
+      kvd::write_each<uint4>(rows, pool, at, done, count, heads, per, height);
+    }} else {{
+      kvd::write_rows<uint4>(rows, pool, done, heads, count, per, height, first);
+    }}
+  }});
+}}
+"""
+
+
+def compiled(folder, program):
+    """The library of a program that runs a kernel's text."""
     if COMPILER is None:
         pytest.skip("no C++ compiler: the kernel's text cannot be run here")
-    shape = request.param
-    folder = tmp_path_factory.mktemp("kernel")
     source, library = folder / "kernel.cpp", folder / "kernel.so"
-    source.write_text(
-        PROGRAM.format(
-            kernel=HERE.parents[1] / "kvd" / "cache" / "decode.cu", T=shape.kind, D=shape.dim, DV=shape.v_dim,
-            G=shape.repeats, SHIFT=shape.block.bit_length() - 1, WARPS=WARPS,
-        )
-    )  # fmt: skip
+    source.write_text(program)
     command = [COMPILER, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{HERE}", str(source), "-o", str(library)]
     made = subprocess.run(command, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    return shape, ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(library))
+
+
+def pointer(array):
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """The library of a shape, made once."""
+
+    @cache
+    def build(shape):
+        program = PROGRAM.format(
+            kernel=KERNELS / "decode.cu", T=shape.kind, D=shape.dim, DV=shape.v_dim, G=shape.repeats,
+            K="{}, {}".format(*shape.k), V="{}, {}".format(*shape.v), SHIFT=shape.block.bit_length() - 1, WARPS=WARPS,
+        )  # fmt: skip
+        return compiled(tmp_path_factory.mktemp("kernel"), program)
+
+    return build
+
+
+@pytest.mark.parametrize("each", [True, False], ids=["each", "run"])
+def test_rows_are_written_where_they_belong_and_nowhere_else(tmp_path, each):
+    library = compiled(tmp_path, ROWS_PROGRAM.format(kernel=KERNELS / "rows.cu"))
+    heads, height, count, per = 3, 20, 4, 2
+    pool = np.arange(heads * height * per * 4, dtype=np.uint32).reshape(heads, height, per * 4)
+    expected = pool.copy()
+    shape = (count, heads, per * 4) if each else (heads, count, per * 4)
+    rows = np.random.default_rng(1).integers(0, 1 << 32, shape, dtype=np.uint32)
+    done = np.zeros(1, np.uint64)
+    at = np.array([7, -1, 19, 0], np.int32)
+    if each:
+        for i, row in enumerate(at):
+            if row >= 0:
+                expected[:, row] = rows[i]
+    else:
+        expected[:, 5 : 5 + count] = rows
+    library.write_each(
+        pointer(rows), pointer(pool), pointer(at) if each else None, pointer(done), count, heads, per, height, 5
+    )
+    assert (pool == expected).all() and done[0] == pool.ctypes.data
 
 
 def stored(kind, values):
@@ -78,17 +151,31 @@ def stored(kind, values):
     return (bits >> 16).astype(np.uint16), bits.view(np.float32)
 
 
+def packed(kind, values, bits, group):
+    """Values as the pool has them, as (rows, scales, biases) of raw numbers, and what they are then."""
+    if bits == 16:
+        raw, values = stored(kind, values)
+        return [raw, raw, raw], values
+    halves = mx.array(values.astype(np.float32)).astype(getattr(mx, kind))
+    parts = mx.quantize(halves, group_size=group, bits=bits)
+    plain = mx.dequantize(*parts, group_size=group, bits=bits).astype(mx.float32)
+    return [np.array(part if part.dtype == mx.uint32 else part.view(mx.uint16)) for part in parts], np.array(plain)
+
+
 def widened(kind, raw):
     if kind == "bfloat16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     return raw.astype(np.float32)
 
 
-@pytest.mark.parametrize("write", [True, False], ids=["write", "stored"])
+@pytest.mark.parametrize(
+    ("shape", "write"),  # rows of quantised KV are written before
+    [(shape, write) for shape in SHAPES for write in ((True, False) if shape.halves else (False,))], ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("lengths", [(1,), (16,), (70, 1), (64, 65, 128), (200, 33), (50, 0)], ids=str)
-def test_it_attends_to_each_sequence_and_writes_its_last_row(built, lengths, splits, write):
-    shape, library = built
+def test_it_attends_to_each_sequence_and_writes_its_last_row(build, shape, lengths, splits, write):
+    library = build(shape)
     rng = np.random.default_rng(sum(lengths))
     heads, batch, block, kind = 2, len(lengths), shape.block, shape.kind
     width = max(-(-n // block) for n in lengths)
@@ -101,13 +188,15 @@ def test_it_attends_to_each_sequence_and_writes_its_last_row(built, lengths, spl
     for i, n in enumerate(lengths):
         used = -(-n // block)
         table[i, :used] = order[i * width : i * width + used]
-    (q, q32), (k, k32), (v, v32), (nk, nk32), (nv, nv32) = (
+    (q, q32), (nk, nk32), (nv, nv32) = (
         stored(kind, rng.standard_normal(size))
         for size in (
-            (batch, heads, shape.repeats, shape.dim), (heads, rows, shape.dim), (heads, rows, shape.v_dim),
-            (batch, heads, shape.dim), (batch, heads, shape.v_dim),
+            (batch, heads, shape.repeats, shape.dim), (batch, heads, shape.dim), (batch, heads, shape.v_dim),
         )
     )  # fmt: skip
+    k_parts, k32 = packed(kind, rng.standard_normal((heads, rows, shape.dim)), *shape.k)
+    v_parts, v32 = packed(kind, rng.standard_normal((heads, rows, shape.v_dim)), *shape.v)
+    k, v = k_parts[0], v_parts[0]
     scratch = np.full((batch * heads * splits * shape.repeats * (shape.v_dim + 2),), np.nan, np.float32)
     arrived = np.zeros(batch * heads, np.uint32)
     out = np.zeros((batch, heads, shape.repeats, shape.v_dim), q.dtype)
@@ -115,12 +204,16 @@ def test_it_attends_to_each_sequence_and_writes_its_last_row(built, lengths, spl
     scale = shape.dim**-0.5
     before = k.copy(), v.copy()
 
-    def at(array):
-        return array.ctypes.data_as(ctypes.c_void_p)
+    at = pointer
+
+    def side(parts):
+        rows, scales, _ = parts
+        return *map(at, parts), rows.shape[2] * rows.itemsize, scales.shape[2] if scales is not rows else 0
 
     library.attend(
-        write, at(q), at(k), at(v), at(nk), at(nv), None if run else at(table), width, first, at(counts),
-        ctypes.c_float(scale * np.log2(np.e)), rows, batch, heads, splits, at(scratch), at(arrived), at(out),
+        write, at(q), *side(k_parts), *side(v_parts), at(nk), at(nv), None if run else at(table), width, first,
+        at(counts), ctypes.c_float(scale * np.log2(np.e)), rows, batch, heads, splits, at(scratch), at(arrived),
+        at(out),
     )  # fmt: skip
     assert not arrived.any()
     found = widened(kind, out)
@@ -142,8 +235,8 @@ def test_it_attends_to_each_sequence_and_writes_its_last_row(built, lengths, spl
     assert (k == before[0]).all() and (v == before[1]).all(), "a row was written that is not the last of a sequence"
 
 
-def layout(kv_heads=2, dim=64, dtype="bfloat16", k=None):
-    return KVLayout((LayerKV(kv_heads, dim, dim, k or Precision(), Precision()),), dtype)
+def layout(kv_heads=2, dim=64, dtype="bfloat16", k=NATIVE, v=NATIVE):
+    return KVLayout((LayerKV(kv_heads, dim, dim, k, v),), dtype)
 
 
 def test_it_is_offered_only_for_what_it_has_a_form_for():
@@ -154,5 +247,9 @@ def test_it_is_offered_only_for_what_it_has_a_form_for():
     assert not takes(layout(2, 80), 256, 8), "two and a half tiles a row"
     assert not takes(layout(2, 256), 256, 8), "too long a row for the registers"
     assert not takes(layout(1, 64), 256, 16), "sixteen query heads for a KV head"
-    assert not takes(layout(k=Precision(8, 64)), 256, 8), "quantised"
+    assert takes(layout(k=Precision(8, 64), v=Precision(4, 32)), 256, 8)
+    assert not takes(layout(k=Precision(6, 64)), 256, 8), "digits over the borders of words"
+    assert not takes(layout(2, 64, v=Precision(2, 32)), 256, 8), "half a word for a thread"
+    assert not takes(layout(2, 96, k=Precision(4, 32)), 256, 8), "a thread's share over the border of a group"
+    assert not takes(layout(), 96, 8), "blocks of no power of two"
     assert not takes(KVLayout((LayerKV(2, 64, 64), LayerKV(2, 96, 96)), "float16"), 256, 8), "one layer is enough"

@@ -16,6 +16,8 @@ import sys
 
 from kvclient import Client
 from kvd.cli.durations import duration
+from kvd.cli.output import waiting
+from kvd.models.backend import expected
 from kvd.units import format_size
 
 
@@ -27,7 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with Client() as client:
+    once = " (a first load may compile kernels for a minute)" if expected() == "cuda" else ""
+    with Client() as client, waiting(f"loading {args.model}{once}"):
         info = client.load(args.model, kv=args.kv, pin=args.pin or None, ttl_s=args.ttl)
     for warning in info.get("warnings", []):
         print(f"kvd: {warning}", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def test_load_shows_in_status_top_and_models_until_unload(running: Daemon, capsy
     assert cli.main(["unload", "demo"]) == 0
     assert capsys.readouterr().out == "demo was not loaded\n"
     assert running.model()["state"] == "not loaded"
+
+
+def test_a_load_shows_that_it_goes_on_where_someone_looks(
+    running: Daemon, capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["load", "demo"]) == 0
+    assert not capsys.readouterr().err
+    assert cli.main(["unload", "demo"]) == 0
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert cli.main(["load", "demo"]) == 0
+    assert "loading demo" in capsys.readouterr().err
 
 
 def test_a_live_request_is_shown_with_its_id(running: Daemon, capsys: Shown) -> None:

@@ -20,7 +20,7 @@ from kvd.worker.planner import Rates, meet
 from kvd.worker.request import Choice
 from kvd.worker.restore import Readers
 from kvd.worker.scheduler import Stage
-from kvd.worker.spill import tensor_specs
+from kvd.worker.spill import tensors_by_rows
 
 CHEAPER = "recompute_cheaper"
 
@@ -106,7 +106,7 @@ class Fetcher:
     ) -> None:
         """chunk: rows per prefill step."""
         self._cache = cache
-        self._layout = layout
+        self._tensors = tensors_by_rows(layout)
         self._readers = readers
         self._outbox = outbox
         self._rates = rates
@@ -175,8 +175,9 @@ class Fetcher:
     def _order(self, choice: Choice, entry: Entry, landing: BlockLanding, start: int, stop: int) -> Order:
         """stop: rows of the prompt that the store has."""
         known = choice.target[start : min(start + entry.tokens, stop)]
-        specs = tensor_specs(self._layout, entry.tokens)
-        expected = Expected(choice.request.namespace, entry.chain, entry.parent, known, start, specs)
+        expected = Expected(
+            choice.request.namespace, entry.chain, entry.parent, known, start, self._tensors(entry.tokens)
+        )
         return Order(entry, expected, lambda tensors: landing.writing(entry.tokens, tensors))
 
     def told(self, arrival: Arrival) -> None:

@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Final
 
 import structlog
@@ -69,7 +69,6 @@ class _Rank(IntEnum):
 
     ASK = 0
     WRITE = 1
-    CLOSE = 2
 
 
 class Spill:
@@ -89,7 +88,7 @@ class Spill:
         self._files = files
         self._described = layout.describe()
         self._row_bytes = layout.bytes_per_token()
-        self._tensors = cache(partial(tensor_specs, layout))
+        self._tensors = tensors_by_rows(layout)
         self._outbox = outbox
         self._settled = settled
         self._max_pending = max_pending
@@ -100,11 +99,10 @@ class Spill:
         self._pending: dict[bytes, _Job] = {}
         self._durable: OrderedDict[bytes, None] = OrderedDict()
         self._noted: OrderedDict[bytes, None] = OrderedDict()
-        self._work: queue.PriorityQueue[tuple[_Rank, int, _Job | None]] = queue.PriorityQueue()
+        self._work: queue.PriorityQueue[tuple[_Rank, int, _Job]] = queue.PriorityQueue()
         self.pending_bytes = 0
         self.counters: Counter[str] = Counter()
-        self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="spill", daemon=True).start()
 
     def state(self, chain: bytes) -> State:
         with self._lock:
@@ -188,16 +186,12 @@ class Spill:
             if job is not None:
                 self._end(job, "" if item.ok else item.reason)
 
-    def close(self) -> None:
-        """Ends the writing thread after what it has been given."""
-        self._put(_Rank.CLOSE, None)
-        self._thread.join()
-
-    def _put(self, rank: _Rank, job: _Job | None) -> None:
+    def _put(self, rank: _Rank, job: _Job) -> None:
         self._work.put((rank, next(self._numbers), job))
 
     def _run(self) -> None:
-        while (job := self._work.get()[2]) is not None:
+        while True:
+            _, _, job = self._work.get()
             try:
                 if job.reservation is None:
                     self._ask(job)
@@ -259,7 +253,11 @@ def _remember(chains: OrderedDict[bytes, None], chain: bytes) -> None:
         chains.popitem(last=False)
 
 
-@lru_cache(maxsize=512)
+def tensors_by_rows(layout: KVLayout) -> Callable[[int], Tensors]:
+    """`tensor_specs` of a layout: blocks of as many rows share one."""
+    return cache(partial(tensor_specs, layout))
+
+
 def tensor_specs(layout: KVLayout, rows: int) -> Tensors:
     """The tensors of a block of `rows` rows, in the layout's order."""
     return Tensors(

@@ -385,12 +385,12 @@ __device__ void attend(
 
 #ifndef KVD_ON_HOST
 // A block for each split, KV head and sequence. first < 0: rows by `blocks` [sequences, width] and `lengths`. Bits 16
-// and group 0: halves.
+// and group 0: halves. What comes before this is among its inputs; of that one nothing is read.
 template <typename T, int D, int DV, int G, int WARPS, int K_BITS, int K_GROUP, int V_BITS, int V_GROUP>
 __global__ void __launch_bounds__(WARPS * 32) decode(
     const T* q, const T* k, const T* k_scales, const T* k_biases, const T* v, const T* v_scales, const T* v_biases,
     const T* new_k, const T* new_v, const unsigned* blocks, const int* lengths, float* scratch, unsigned* arrived,
-    T* out, int height, int width, int shift, int first, int length, int write, float scale) {
+    const void*, T* out, int height, int width, int shift, int first, int length, int write, float scale) {
   const int head = blockIdx.y, sequence = blockIdx.z;
   const size_t both = static_cast<size_t>(sequence) * gridDim.y + head, above = static_cast<size_t>(head) * height;
   const bool run = first >= 0;

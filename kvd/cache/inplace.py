@@ -45,21 +45,20 @@ def addresses(arrays: Sequence[mx.array]) -> list[int]:
     return [int(place.item()) for place in places]  # type: ignore[arg-type]
 
 
-def launch_each(items: Sequence[tuple[mx.array, mx.array]], at: mx.array) -> list[mx.array]:
-    """As `launch`, for (array of the pool, rows [batch, heads, 1, width]): each row into one of its own, `at` [batch]
-    int32; negative: into none."""
-    done = []
-    for array, rows in items:
-        count, heads = rows.shape[:2]
-        load, per = _loads(array, rows)
-        done.append(
-            compiled("rows.cu", f"kvd::write_each<{load}>").launch(
-                [rows, array, at], [count, heads, per, array.shape[2]],
-                blocks=(-(-count * heads * per // THREADS), 1, 1), threads=THREADS, shape=(1,), dtype=mx.uint64,
-            )  # fmt: skip
-        )
-    mx.async_eval(done)
-    return done
+def after(k: Sequence[mx.array], v: Sequence[mx.array], pool: Sequence[mx.array], at: mx.array) -> mx.array:
+    """Rows of K and of V [batch, kv_heads, 1, width], as (words, scales, biases) or (rows, any, any), to be written
+    into the arrays of a layer in the same order: each into a row of its own, `at` [batch] int32; negative: into none.
+    A kernel that gets the result among its inputs runs when they are written."""
+    count, heads = k[0].shape[:2]
+    sizes = []
+    for words, scales, _ in (k, v):
+        quantised = words.dtype == mx.uint32
+        sizes += [words.shape[3] * words.dtype.size // 4, scales.shape[3] if quantised else 0]
+    each = sizes[0] + 2 * sizes[1] + sizes[2] + 2 * sizes[3]
+    return compiled("rows.cu", "kvd::write_quantised").launch(
+        [*k, *v, *pool, at], [count, heads, pool[0].shape[2], *sizes],
+        blocks=(-(-count * heads * each // THREADS), 1, 1), threads=THREADS, shape=(1,), dtype=mx.int32,
+    )  # fmt: skip
 
 
 def _launched(array: mx.array, first: int, rows: mx.array) -> mx.array:

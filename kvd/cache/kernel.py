@@ -1,5 +1,5 @@
 """Attention of decode steps by a CUDA kernel (`decode.cu`), which writes the step's new rows too: one launch a layer;
-those of quantised KV are quantised by MLX and written before, one launch for each part.
+those of quantised KV are quantised by MLX and written before.
 
 Why: MLX runs a step ahead of the device, which then still refers to the pool, so an update as an operation of MLX
 copies the whole array first; and each operation costs the host some 10 us, which is what a step takes on a fast GPU.
@@ -17,11 +17,11 @@ from typing import Final
 
 import mlx.core as mx
 
-from kvd.cache.inplace import launch_each
+from kvd.cache.inplace import after
 from kvd.cache.layout import NATIVE, KVLayout, LayerKV, Precision
 from kvd.cache.nvrtc import Kernel, compiled
 from kvd.cache.plan import View
-from kvd.cache.side import Side
+from kvd.cache.side import Parts, Side
 
 WARPS: Final = 10
 """of a block: 8 x 32,768 shared rows take 169 us with 8, 149 with 10, 133 with 12, which leaves no register to spare"""
@@ -129,13 +129,14 @@ def attend_paged(
     those of no sequence.
 
     new: keys and values [batch, kv_heads, 1, dim] of each sequence's last row, which is not in the pool yet and is
-    written there; None: it is. at: where that is in the pool (`launch_each`), for quantised KV, whose rows are written
-    before.
+    written there; None: it is. at: where that is in the pool (`inplace.after`), for quantised KV, whose rows are
+    written before.
     """
     batch, heads, _, dim = queries.shape
+    sides = [*_three(k.parts, queries), *_three(v.parts, queries)]
+    written = queries
     if new is not None and at is not None:
-        both = zip((k, v), new, strict=True)
-        launch_each([pair for side, rows in both for pair in zip(side.parts, side.quantize(rows), strict=True)], at)
+        written = after(_three(k.quantize(new[0]), queries), _three(v.quantize(new[1]), queries), sides, at)
         new = None
     kv_heads, height = k.parts[0].shape[1:3]
     v_dim, repeats = v.dim, heads // kv_heads
@@ -148,12 +149,16 @@ def attend_paged(
         tables, width, first, rows = (queries, queries), 0, where.first, where.longest
     else:
         tables, width, first, rows = (where.blocks, where.lengths), where.blocks.shape[1], -1, 0
-    sides = [part for side in (k, v) for part in (*side.parts, queries, queries)[:3]]  # native: no scales, no biases
     return _form(queries.dtype, dim, v_dim, repeats, k.precision, v.precision).launch(
-        [queries, *sides, *fresh, *tables, scratch, arrived],
+        [queries, *sides, *fresh, *tables, scratch, arrived, written],
         [height, width, block_size.bit_length() - 1, first, rows, int(new is not None), scale * LOG2_E],
         blocks=(splits, kv_heads, batch), threads=WARPS * 32, shape=(batch, heads, 1, v_dim), dtype=queries.dtype,
     )  # fmt: skip
+
+
+def _three(parts: Parts, other: mx.array) -> Parts:
+    """Native rows have neither scales nor biases."""
+    return (*parts, other, other)[:3]
 
 
 def _form(

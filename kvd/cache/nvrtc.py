@@ -80,7 +80,7 @@ def compiled(file: str, expression: str) -> Kernel:
 
     text, named = (files("kvd.cache") / file).read_bytes(), expression.encode()
     target, native = _target()
-    options = [b"--gpu-architecture=" + target, b"--std=c++17"]
+    options = [b"--gpu-architecture=" + target, b"--std=c++20"]
     program = _done(nvrtc.nvrtcCreateProgram(text, file.encode(), 0, None, None))
     try:
         _done(nvrtc.nvrtcAddNameExpression(program, named))

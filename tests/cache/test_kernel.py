@@ -77,14 +77,19 @@ extern "C" void attend(
 ROWS_PROGRAM = """
 #include "cuda_on_host.hpp"
 #include "{kernel}"
-extern "C" void write_each(const uint4* rows, uint4* pool, const int* at, unsigned long long* done, int count,
-                           int heads, int per, int height, int first) {{
-  Block::run({{2}}, 32, [&] {{
-    if (at) {{
-      kvd::write_each<uint4>(rows, pool, at, done, count, heads, per, height);
-    }} else {{
-      kvd::write_rows<uint4>(rows, pool, done, heads, count, per, height, first);
-    }}
+using Words = unsigned*;
+using Halves = unsigned short*;
+extern "C" void write_rows(const uint4* rows, uint4* pool, unsigned long long* done, int heads, int count, int per,
+                           int height, int first) {{
+  Block::run({{2}}, 32, [&] {{ kvd::write_rows<uint4>(rows, pool, done, heads, count, per, height, first); }});
+}}
+extern "C" void write_quantised(void* rows[6], void* pool[6], const int* at, int count, int heads, int height,
+                                int k_words, int k_groups, int v_words, int v_groups) {{
+  Block::run({{8}}, 32, [&] {{
+    kvd::write_quantised(
+        Words(rows[0]), Halves(rows[1]), Halves(rows[2]), Words(rows[3]), Halves(rows[4]), Halves(rows[5]),
+        Words(pool[0]), Halves(pool[1]), Halves(pool[2]), Words(pool[3]), Halves(pool[4]), Halves(pool[5]), at, nullptr,
+        count, heads, height, k_words, k_groups, v_words, v_groups);
   }});
 }}
 """
@@ -121,26 +126,29 @@ def build(tmp_path_factory):
     return build
 
 
-@pytest.mark.parametrize("each", [True, False], ids=["each", "run"])
-def test_rows_are_written_where_they_belong_and_nowhere_else(tmp_path, each):
+def test_rows_are_written_where_they_belong_and_nowhere_else(tmp_path):
     library = compiled(tmp_path, ROWS_PROGRAM.format(kernel=KERNELS / "rows.cu"))
     heads, height, count, per = 3, 20, 4, 2
     pool = np.arange(heads * height * per * 4, dtype=np.uint32).reshape(heads, height, per * 4)
     expected = pool.copy()
-    shape = (count, heads, per * 4) if each else (heads, count, per * 4)
-    rows = np.random.default_rng(1).integers(0, 1 << 32, shape, dtype=np.uint32)
+    rows = np.random.default_rng(1).integers(0, 1 << 32, (heads, count, per * 4), dtype=np.uint32)
     done = np.zeros(1, np.uint64)
-    at = np.array([7, -1, 19, 0], np.int32)
-    if each:
-        for i, row in enumerate(at):
-            if row >= 0:
-                expected[:, row] = rows[i]
-    else:
-        expected[:, 5 : 5 + count] = rows
-    library.write_each(
-        pointer(rows), pointer(pool), pointer(at) if each else None, pointer(done), count, heads, per, height, 5
-    )
+    expected[:, 5 : 5 + count] = rows
+    library.write_rows(pointer(rows), pointer(pool), pointer(done), heads, count, per, height, 5)
     assert (pool == expected).all() and done[0] == pool.ctypes.data
+
+    kinds = [(4, np.uint32), (2, np.uint16), (2, np.uint16), (6, np.uint32), (1, np.uint16), (1, np.uint16)]
+    rng = np.random.default_rng(2)
+    rows = [rng.integers(0, 1 << 16, (count, heads, width)).astype(kind) for width, kind in kinds]
+    pools = [rng.integers(0, 1 << 16, (heads, height, width)).astype(kind) for width, kind in kinds]
+    expected = [array.copy() for array in pools]
+    at = np.array([7, -1, 19, 0], np.int32)
+    for array, row in zip(expected, rows, strict=True):
+        for i in (0, 2, 3):
+            array[:, at[i]] = row[i]
+    pointers = [(ctypes.c_void_p * 6)(*(array.ctypes.data for array in arrays)) for arrays in (rows, pools)]
+    library.write_quantised(*pointers, pointer(at), count, heads, height, 4, 2, 6, 1)
+    assert all((array == wanted).all() for array, wanted in zip(pools, expected, strict=True))
 
 
 def stored(kind, values):

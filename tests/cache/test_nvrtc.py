@@ -10,8 +10,13 @@ import pytest
 
 from kvd.cache import devicemem, nvrtc
 from kvd.cache.kernel import _form
+from kvd.cache.layout import NATIVE, Precision
 from kvd.cache.nvrtc import CompileFailed, Kernel, compiled, missing
 
+FORMS = [
+    (mx.bfloat16, 128, 128, 4), (mx.float16, 96, 64, 3), (mx.bfloat16, 32, 64, 1),
+    (mx.bfloat16, 128, 128, 4, Precision(8, 64), Precision(4, 64)), (mx.float16, 64, 64, 8, Precision(4, 32), NATIVE),
+]  # fmt: skip
 INSTALLED = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
 needs_nvrtc = pytest.mark.skipif(not INSTALLED, reason="cuda-bindings are not installed: kernels cannot be compiled")
 
@@ -27,13 +32,14 @@ def forgotten():
 
 @needs_nvrtc
 @pytest.mark.parametrize("target", [(b"sm_80", True), (b"sm_90", True), (b"compute_90", False)], ids=str)
-@pytest.mark.parametrize("form", [(mx.bfloat16, 128, 128, 4), (mx.float16, 96, 64, 3), (mx.bfloat16, 32, 64, 1)])
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_every_form_compiles(monkeypatch, target, form):
     monkeypatch.setattr(nvrtc, "_target", lambda: target)
     kernel = _form(*form)
     assert "decode" in kernel.name
     assert kernel.image.startswith(b"\x7fELF") if target[1] else b".entry" in kernel.image
-    assert compiled("rows.cu", "kvd::write_rows<unsigned short>").name.startswith("_ZN3kvd")
+    for expression in ("kvd::write_rows<unsigned short>", "kvd::write_quantised"):
+        assert compiled("rows.cu", expression).name.startswith("_ZN3kvd")
 
 
 @needs_nvrtc

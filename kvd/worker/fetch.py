@@ -121,7 +121,7 @@ class Fetcher:
     @property
     def hung(self) -> bool:
         """Whether the disk hangs, so that nothing is to be read."""
-        return self._readers.all_hung
+        return self._readers.silent
 
     def gain(self, match: Match, found: LookedUp) -> int:
         """Leading tokens that would be there after a restore, if that is more than memory has; else 0."""

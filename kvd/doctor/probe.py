@@ -18,7 +18,7 @@ from kvd.models import blas
 
 def probe(library: Path | None) -> dict[str, Any]:
     """{"backend": "cpu" | "metal" | "cuda", "fast": bool, "seen": text, "lacking": text}; `fast` speaks of products on
-    the CPU, `lacking` of copies from and to a GPU."""
+    the CPU, `lacking` of what makes a GPU slow."""
     metal = mx.metal.is_available()
     cuda = hasattr(mx, "cuda") and mx.cuda.is_available()
     measured = blas.measure(library)

@@ -74,6 +74,15 @@ def test_without_openblas_the_reason_and_the_fix_are_told(home: Home, monkeypatc
     assert "kvd[cpu]" in blas.fix
 
 
+def test_what_makes_a_gpu_slow_is_told_with_a_fix(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "_library", lambda home: (None, "not needed"))
+    monkeypatch.setattr(compute, "_child", lambda library: {"backend": "cuda", "lacking": "decode is slower: no NVRTC"})
+    backend, kernels = compute.backend(home)
+    assert (backend.level, backend.detail) == (Level.OK, "cuda")
+    assert (kernels.name, kernels.level, kernels.detail) == ("kernels", Level.WARN, "decode is slower: no NVRTC")
+    assert "kvd[cuda12]" in kernels.fix
+
+
 def test_a_bad_config_file_is_a_finding_not_an_error(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,6 +52,8 @@ def test_a_load_shows_that_it_goes_on_where_someone_looks(
     monkeypatch.setenv("TERM", "xterm")
     assert cli.main(["load", "demo"]) == 0
     assert "loading demo" in capsys.readouterr().err
+    assert cli.main(["load", "[/]"]) == 65
+    assert "no model named '[/]'" in capsys.readouterr().err
 
 
 def test_a_live_request_is_shown_with_its_id(running: Daemon, capsys: Shown) -> None:

@@ -26,17 +26,18 @@ class Questions:
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[float, Callable[[LookedUp], None]]] = {}
         self._silent = False
-        """the last one was not answered in time: until an answer comes none is waited for"""
+        """the last one was not answered in time: until an answer comes none is waited for, and none is of a prompt"""
 
     def ask(
         self, namespace: bytes, chains: Sequence[bytes], tokens: Sequence[int], handle: Callable[[LookedUp], None]
     ) -> None:
         """`handle` is called once: with the answer, or with UNANSWERED, which may be at once."""
         number = next(self._numbers)
-        self._outbox.tell(Lookup(number, namespace, tuple(chains), namespace, tuple(tokens)))
-        if self._silent:
+        if self._silent:  # prompts that wait for it would fill the front's memory
+            self._outbox.tell(Lookup(number, namespace, (), namespace, ()))
             handle(UNANSWERED)
         else:
+            self._outbox.tell(Lookup(number, namespace, tuple(chains), namespace, tuple(tokens)))
             self._open[number] = self._clock(), handle
 
     def answered(self, answer: LookedUp) -> None:

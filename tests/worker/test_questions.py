@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
+from kvd.messages import LookedUp, Lookup
 from kvd.worker import questions
+from kvd.worker.questions import UNANSWERED, Questions
 from tests.worker.rig import B, Rig, counts, ids, same, until
 
 
@@ -62,3 +66,20 @@ def test_explain_says_what_memory_has(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     rig.hold_lookups.set()
     monkeypatch.setattr(questions, "HUNG_S", 0.1)
     assert rig.send("explain", tokens=asked).end().body["cached_memory_tokens"] == len(asked)
+
+
+def test_what_nobody_waits_for_is_asked_without_the_prompt() -> None:
+    """Prompts that wait for a store that hangs would fill the front's memory."""
+    clock, told, heard = SimpleNamespace(now=0.0), SimpleQueue[Lookup](), list[LookedUp]()
+    asked = Questions(SimpleNamespace(tell=told.put), lambda: clock.now)  # type: ignore[arg-type]
+    prompt = bytes(16), [b"chain"], list(range(1000)), heard.append
+    asked.ask(*prompt)
+    assert told.get().tail == tuple(range(1000)) and not heard
+    clock.now += questions.HUNG_S
+    asked.expire()
+    asked.ask(*prompt)
+    late = told.get()
+    assert (late.chains, late.tail) == ((), ()) and heard == [UNANSWERED, UNANSWERED]
+    asked.answered(LookedUp(late.q, (), None, 0))
+    asked.ask(*prompt)
+    assert told.get().chains == (b"chain",) and len(heard) == 2

@@ -99,8 +99,8 @@ def whole(rows: int) -> int:
 
 
 def takes(layout: KVLayout, block_size: int, query_heads: int) -> bool:
-    """Whether the kernel has a form for every layer: native halves, head sizes that tiles divide, few query heads for
-    a KV head. Block sizes are powers of two."""
+    """Whether the kernel has a form for every layer: halves, or quantised rows that threads can share; head sizes that
+    tiles divide, few query heads for a KV head. Block sizes are powers of two."""
     halves = layout.dtype in ("float16", "bfloat16")
     blocks = block_size % STEP == 0 and block_size.bit_count() == 1
     return halves and blocks and all(_takes(layer, query_heads) for layer in layout.layers)

@@ -269,6 +269,8 @@ class Admission:
         total, tokens = len(request.tokens), request.tokens
         rows = max(self.fetcher.gain(match, answer), match.rows)
         request.cost.memory, request.cost.ssd = match.rows, rows - match.rows
+        if answer is UNANSWERED and rows < total:
+            request.miss_reason = READ_FAILED
         if rows == match.rows:
             stored = match.stored_token
         else:

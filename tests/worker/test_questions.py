@@ -66,6 +66,9 @@ def test_explain_says_what_memory_has(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     rig.hold_lookups.set()
     monkeypatch.setattr(questions, "HUNG_S", 0.1)
     assert rig.send("explain", tokens=asked).end().body["cached_memory_tokens"] == len(asked)
+    rig.on_engine(rig.cache.clear)
+    body = rig.send("explain", tokens=asked).end().body
+    assert (body["cached_memory_tokens"], body["miss_reason"]) == (0, "read_failed")
 
 
 def test_what_nobody_waits_for_is_asked_without_the_prompt() -> None:

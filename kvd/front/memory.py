@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvclient.errors import OutOfMemory
+from kvd.units import format_size
 
 SHARE = 0.75
 """of what the machine, or the cgroup, has"""
@@ -75,14 +76,20 @@ class Ledger:
         return self._held.get(name, Held(0, 0))
 
     def reserve(self, name: str, weights: int, pool: int) -> None:
-        """Before a load. Raises OutOfMemory with both numbers, and then nothing is reserved."""
+        """Before a load. Raises OutOfMemory with both numbers, and then nothing is reserved. `needed` over `budget`
+        says that it would not fit alone either."""
         available = self.free + self.held(name).total
-        if weights + pool > available:
-            others = self.used - self.held(name).total
+        needed = weights + pool
+        if needed > available:
+            budget = f"the budget of {format_size(self.budget)} (memory.limit, flag --memory-limit)"
+            reason = f"more than {budget}"
+            if needed <= self.budget:
+                reason = f"{format_size(available)} of {budget} are free, models in use or pinned do not give way"
             raise OutOfMemory(
-                f"{name} needs {weights + pool} bytes ({weights} for its weights, {pool} for the smallest KV pool), "
-                f"{available} of the budget of {self.budget} are available",
-                needed=weights + pool, available=available, budget=self.budget, used=others, what="weights and pool",
+                f"{name} needs {format_size(needed)} ({format_size(weights)} for its weights, {format_size(pool)} for "
+                f"the smallest KV pool), {reason}",
+                needed=needed, available=available, budget=self.budget, used=self.used - self.held(name).total,
+                what="weights and pool",
             )  # fmt: skip
         self._held[name] = Held(weights, pool)
 

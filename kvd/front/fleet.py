@@ -157,9 +157,9 @@ class Fleet:
     def patience(self, slot: Slot) -> float:
         """Seconds without progress that this model's process may take for the work in hand, if the watchdog's own limit
         is not longer."""
-        if slot.worker is None or slot.state is State.LOADING:
-            return self._loader.patience(slot)
-        return 10 * slot.worker.beat.expected_s
+        told = 10 * slot.worker.beat.expected_s if slot.worker is not None else 0.0
+        loading = slot.worker is None or slot.state is State.LOADING
+        return max(told, self._loader.patience(slot)) if loading else told
 
     # what workers report
 

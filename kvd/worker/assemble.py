@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,7 @@ from kvd.models.precompile import Precompiling, kept_by_mlx, kinds_of
 from kvd.models.record import find
 from kvd.store.files import Files, RealFiles
 from kvd.worker.beat import Heart
+from kvd.worker.compiling import COMPILE_S
 from kvd.worker.engine import Engine, Model
 from kvd.worker.outbox import Outbox
 from kvd.worker.prompt import Prompter
@@ -87,6 +89,8 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
         layout, given.block_size, given.pool_limit // block_bytes,
         initial_blocks=given.pool_initial // block_bytes, namespace=space, on_bytes=growth.ask,
     )  # fmt: skip
+    if loaded.info.backend == "cuda":
+        heart.pulse = dataclasses.replace(heart.pulse, at=time.monotonic(), expected_s=COMPILE_S)
     compiling.wait()
     report = check(loaded.model, layout, given.block_size, loaded.info.architecture)
     cache.paths = report.paths

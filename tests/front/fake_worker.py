@@ -34,7 +34,7 @@ from kvd.messages import Beat, Cancel, Clear, Cleared, Failed, Granted, Grow, Re
 class FakeWorker:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.phase, self.at = "loading", time.monotonic()
+        self.phase, self.at, self.expected = "loading", time.monotonic(), 0.1
         self.live: dict[str, threading.Event] = {}
         self.granted: queue.SimpleQueue[Granted] = queue.SimpleQueue()
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
@@ -58,7 +58,7 @@ class FakeWorker:
     def beats(self) -> None:
         while True:
             since = time.monotonic() - self.at if self.phase != "idle" else 0.0
-            self.emit(Beat(self.phase, since, 0.1, {"pool_bytes": 1000, "live": len(self.live)}).encode())
+            self.emit(Beat(self.phase, since, self.expected, {"pool_bytes": 1000, "live": len(self.live)}).encode())
             time.sleep(0.5)
 
     def run(self) -> None:
@@ -82,6 +82,9 @@ class FakeWorker:
                 os.abort()
             case ["held"]:
                 threading.Thread(target=self.load_held).start()
+            case ["compiles", seconds]:
+                self.expected = float(seconds)
+                threading.Timer(float(seconds), self.loaded).start()
             case ["slow", seconds]:
                 threading.Timer(float(seconds), self.loaded).start()
             case ["refuse"]:

@@ -88,6 +88,15 @@ def test_a_worker_that_hangs_or_is_stopped_is_ended_at_the_watchdogs_limit() -> 
         assert client.call("generate", {"prompt": "say 1"}, "two")["choices"][0]["text"] == "0"
 
 
+def test_a_load_that_compiles_is_given_its_time_however_small_the_model() -> None:
+    with daemon("daemon.watchdog=1", "daemon.respawn_delay=0", models=()) as made, made.client() as client:
+        made.add("new", "compiles 4")
+        assert client.call("generate", {"prompt": "say 1"}, "new")["choices"][0]["text"] == "0"
+        assert made.count("kvd_workers_total", "hang") == 0
+        made.add("stuck", "slow 60")
+        lost(client.result(client.ask("generate", {"prompt": "say 1"}, "stuck")), "hang")
+
+
 def test_what_a_crashed_worker_wrote_to_stderr_is_kept() -> None:
     with daemon(models=()) as made, made.client() as client:
         made.add("bad", "crash")

@@ -80,6 +80,8 @@ def _ask(asked: Asked) -> int:
         stdio.error(options.parser().format_usage())
         stdio.complain("nothing to ask: no prompt was given and nothing was piped in; see `kv --help`")
         return USAGE
+    if idle := options.idle(asked.options):
+        stdio.complain(f"no effect at temperature 0: {', '.join(idle)}; add -t 1")
     content = compose.text(document, asked.prompt, prompt_first=asked.prompt_first)
     body = {"prompt": content} if asked.raw else {"messages": compose.messages(content, asked.system)}
 

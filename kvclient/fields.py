@@ -23,6 +23,8 @@ MAX_MODEL: Final = 256
 """characters of a model's name: it travels in the header, which has 4 KiB for everything"""
 MAX_DEPTH: Final = 100
 """levels of lists and maps within a field"""
+RANDOM: Final = ("seed", "top_p", "top_k", "min_p")
+"""Fields of `generate` that say how tokens are drawn: of no effect at temperature 0, where none is."""
 
 
 class Options(TypedDict, total=False):

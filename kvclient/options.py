@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,18 +75,18 @@ def parser() -> Quiet:
     add("-m", "--model", metavar="MODEL", help="default: $KV_MODEL, else the daemon's default")
     add("-s", "--system", metavar="TEXT", help="system message")
     add("-n", "--max-tokens", type=int, metavar="N", help="longest answer in tokens (default: a full context)")
-    add("-t", "--temperature", type=float, metavar="T", help="0 picks the likeliest token each time")
+    add("-t", "--temperature", type=float, metavar="T", help="default 0: the likeliest token each time; 1: as the model has it")
     add("--prompt-first", action="store_true", help="PROMPT before the document (shares less)")
     add("--raw", action="store_true", help="no chat template: the text is continued as it is")
     add("--json", action="store_true", help="one JSON object at the end: text, finish_reason, stats")
     add("--stats", action="store_true", help="figures of the request on stderr")
     add("--timeout", type=float, metavar="S", help="give up after S seconds; work done is kept for the next try")
-    add("--seed", type=int, metavar="N", help="the same answer again for the same N")
-    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that make up P")
-    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
-    add("--min-p", type=float, metavar="P", help="leave out tokens less likely than P times the likeliest")
+    add("--seed", type=int, metavar="N", help="the same draws again for the same N (default: random)")
+    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that make up P (default 1: all)")
+    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (default 0: all)")
+    add("--min-p", type=float, metavar="P", help="leave out what is less likely than P times the likeliest (default 0)")
     add("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
-    add("--cache", choices=("use", "read", "off"), help="read: store nothing new; off: neither read nor store")
+    add("--cache", choices=("use", "read", "off"), help="default use; read: store nothing new; off: neither")
     add("--background", action="store_true", help="let interactive requests go first")
     add("--completion", choices=SHELLS, metavar="SHELL", help="print a completion script: bash, zsh or fish")
     add("--version", action="version", version=f"kv {__version__}")
@@ -114,3 +114,10 @@ def parse(words: Sequence[str]) -> Asked:
         prompt, got.model or os.environ.get("KV_MODEL", ""), got.system, checked, got.raw, got.prompt_first, got.json,
         got.stats, got.completion,
     )  # fmt: skip
+
+
+def idle(options: Mapping[str, Any]) -> list[str]:
+    """Flags among `options` that have no effect, since nothing is drawn at temperature 0."""
+    if options.get("temperature"):
+        return []
+    return [f"--{name.replace('_', '-')}" for name in fields.RANDOM if name in options]

@@ -106,6 +106,16 @@ def test_every_option_becomes_its_field(daemon: FakeDaemon) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("words", "named"), [
+    (["--seed", "3", "--min-p", "0.1"], "--seed, --min-p"), (["-t", "0", "--top-p", "0.5"], "--top-p"),
+    (["--top-k", "4"], "--top-k"), (["-t", "0.7", "--seed", "3", "--top-p", "0.5"], ""), (["-t", "0"], ""), ([], ""),
+])  # fmt: skip
+def test_flags_without_an_effect_at_temperature_0_are_named_in_one_line(words: list[str], named: str) -> None:
+    done = kv(*words, "hi")
+    said = f"kv: no effect at temperature 0: {named}; add -t 1\n" if named else ""
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Hello world\n", said.encode())
+
+
 @pytest.mark.parametrize(("words", "variable", "expected"), [
     ([], None, ""), ([], "small", "small"), (["-m", "big"], "small", "big"), (["--model", "big"], None, "big"),
 ])  # fmt: skip
@@ -182,7 +192,7 @@ def test_no_daemon_is_69_and_says_what_to_do(daemon: FakeDaemon) -> None:
     daemon.die()
     done = kv("hi")
     assert done.returncode == 69 and done.stdout == b""
-    said = f"kv: no daemon at {daemon.path}; start it with `kvd serve`, or set KVD_AUTOSTART=1\n"
+    said = f"kv: no daemon at {daemon.path}; start it with `kvd start`\n"
     assert done.stderr == said.encode()
 
 
@@ -362,7 +372,7 @@ def test_a_request_that_somebody_else_cancels_is_130(daemon: FakeDaemon) -> None
 def test_version_and_help() -> None:
     assert kv("--version").stdout == f"kv {__version__}\n".encode()
     told = kv("--help").stdout.decode()
-    for word in ("git diff | kv", "KV_MODEL", "--prompt-first", "exit codes", "141"):
+    for word in ("git diff | kv", "KV_MODEL", "--prompt-first", "exit codes", "141", "default 0: the likeliest token"):
         assert word in told
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvclient import core, events, fields, wire
+from kvd.worker.params import Sampling
 
 TEXT = (Path(wire.__file__).with_name("PROTOCOL.md")).read_text()
 
@@ -45,4 +46,5 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert f"nothing came for {core.SILENCE_S:g} s" in TEXT and f"within another {core.PONG_S:g} s" in TEXT
     assert f"nothing for {core.ORPHAN_S:g} s" in TEXT and f"by itself {core.GRACE_S:g} s after" in TEXT
     assert f"1 to {fields.MAX_CHOICES} answers" in TEXT and f"0 to {fields.MAX_TOP_LOGPROBS}, needs" in TEXT
+    assert f"| {Sampling().temperature:g} |" in next(line for line in TEXT.splitlines() if "| `temperature` |" in line)
     assert f"up to {fields.MAX_STOPS} texts" in TEXT and f"{fields.MAX_DEPTH} levels" in TEXT

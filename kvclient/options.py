@@ -75,7 +75,7 @@ def parser() -> Quiet:
     add("-m", "--model", metavar="MODEL", help="default: $KV_MODEL, else the daemon's default")
     add("-s", "--system", metavar="TEXT", help="system message")
     add("-n", "--max-tokens", type=int, metavar="N", help="longest answer in tokens (default: a full context)")
-    add("-t", "--temperature", type=float, metavar="T", help="default 0: the likeliest token each time; 1: as the model has it")
+    add("-t", "--temperature", type=float, metavar="T", help="default 0: the likeliest token each time; 1 lets it vary")
     add("--prompt-first", action="store_true", help="PROMPT before the document (shares less)")
     add("--raw", action="store_true", help="no chat template: the text is continued as it is")
     add("--json", action="store_true", help="one JSON object at the end: text, finish_reason, stats")

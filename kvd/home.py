@@ -126,6 +126,17 @@ class Lock:
     def held(self) -> bool:
         return self._fd is not None
 
+    @property
+    def lost(self) -> bool:
+        """Whether it is held by a file that nobody finds any more: the folder was deleted, another may be in its
+        place."""
+        if self._fd is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._fd), os.stat(self._path))
+        except FileNotFoundError:
+            return True
+
     def acquire(self) -> Lock:
         """Take the lock, without waiting, and write our pid into it. Raises HomeLocked with the holder's pid."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

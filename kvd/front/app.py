@@ -39,6 +39,8 @@ TICK_S = BEAT_S / 2
 LINGER_MS = 500
 """for answers that are on their way when the daemon ends"""
 STORE_CLOSE_S = 30.0
+LOST = 70
+"""exit status of a daemon whose home was deleted"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +58,19 @@ def serve(config: Config, parts: Parts | None = None, ready: Callable[[int], Non
     home = Home(config.home)
     home.create()
     check_owner(config.socket.parent)
-    with Lock(home), Lock(config.socket):
+    with Lock(home) as lock, Lock(config.socket):
         logs.start(home.logs, config.daemon.log_level)
         try:
-            return asyncio.run(_Front(config, home, parts or Parts(), ready).run())
+            return asyncio.run(_Front(config, home, lock, parts or Parts(), ready).run())
         finally:
             logs.stop()
 
 
 class _Front:
-    def __init__(self, config: Config, home: Home, parts: Parts, ready: Callable[[int], None]) -> None:
-        self._config, self._home, self._parts, self._ready = config, home, parts, ready
+    def __init__(
+        self, config: Config, home: Home, lock: Lock, parts: Parts, ready: Callable[[int], None]
+    ) -> None:
+        self._config, self._home, self._lock, self._parts, self._ready = config, home, lock, parts, ready
 
     async def run(self) -> int:
         asyncio.get_running_loop().set_exception_handler(_unexpected)
@@ -86,7 +90,7 @@ class _Front:
         server = Server(context, self._config.socket, raise_limit(), dispatch.message, sessions.gone, metrics)
         sessions.server = server
         stop.install(self._hang_up)
-        ticker = asyncio.create_task(_tick(Watch(fleet, sessions)))
+        ticker = asyncio.create_task(self._tick(Watch(fleet, sessions), stop))
         warming = asyncio.create_task(_warm(self._config))
         logger.info("ready", pid=os.getpid(), socket=str(self._config.socket), budget_bytes=ledger.budget)
         self._ready(ledger.budget)
@@ -97,6 +101,9 @@ class _Front:
         ticker.cancel()
         for session in sessions:
             sessions.fail(session, Cancelled("kvd is stopping"))
+        if self._lock.lost:
+            logs.stop()
+            os._exit(LOST)  # closing a socket removes its name, which may be another daemon's by now
         server.close(LINGER_MS)
         await asyncio.to_thread(context.term)
         logger.info("stopped", pid=os.getpid())
@@ -105,11 +112,21 @@ class _Front:
     def _open_store(self) -> StoreLike:
         """In the store's thread: the daemon answers meanwhile. Called again when the store could not be opened, or was
         lost."""
+        if self._lock.lost:
+            raise FileNotFoundError(f"{self._home.root} was deleted")
         old = wait_for_old_workers(self._home)
         if old:
             logger.info("took over", old_workers=old)
         clear_tmp(self._home)
         return (self._parts.open_store or open_store)(self._config)
+
+    async def _tick(self, watch: Watch, stop: Stop) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            watch.tick(time.monotonic())
+            if self._lock.lost and not stop.wanted:
+                logger.error("stopping: the home was deleted", home=str(self._home.root))
+                stop.ask(0.0)
 
     def _reload(self) -> tuple[list[str], list[str]]:
         """Read the file again; flags keep their values. Raises BadRequest, and then nothing changes."""
@@ -132,12 +149,6 @@ class _Front:
 def _unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """A bug in a callback: the loop goes on, the log has it."""
     logger.error("unexpected", what=context.get("message"), exc_info=context.get("exception"))
-
-
-async def _tick(watch: Watch) -> None:
-    while True:
-        await asyncio.sleep(TICK_S)
-        watch.tick(time.monotonic())
 
 
 async def _warm(config: Config) -> None:

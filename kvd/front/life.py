@@ -87,6 +87,10 @@ class Stop:
         self.drain_s = min(self.drain_s, drain_s) if self._wanted.is_set() else drain_s
         self._wanted.set()
 
+    @property
+    def wanted(self) -> bool:
+        return self._wanted.is_set()
+
     async def wait(self) -> float:
         """Until somebody asks; returns the drain time in seconds."""
         await self._wanted.wait()

@@ -31,6 +31,30 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
+def test_a_daemon_whose_home_was_deleted_ends_and_leaves_its_successor_alone() -> None:
+    """It is held while the other starts, so that both are there at once."""
+    first, second = Daemon(), Daemon()
+    try:
+        first.start()
+        os.kill(first.process.pid, signal.SIGSTOP)
+        shutil.rmtree(first.home)
+        shutil.move(second.home, first.home)
+        second.home, second.socket = first.home, first.socket
+        second.start()
+        with second.client() as client:
+            client.call("load", {"model": "demo"})
+        worker = second.model()["pid"]
+        os.kill(first.process.pid, signal.SIGCONT)
+        assert first.process.wait(20) == 70
+        assert second.model()["pid"] == worker and psutil.pid_exists(worker)
+        assert second.socket.exists() and second.stop() == 0
+        assert "the home was deleted" not in (second.home / "logs" / "kvd.log").read_text()
+    finally:
+        first.process.kill()
+        first.process.wait()
+        second.remove()
+
+
 def test_a_second_daemon_refuses_with_the_pid_of_the_first() -> None:
     with daemon() as first:
         second = subprocess.run(

@@ -17,6 +17,10 @@ from typing import Any
 from kvclient.errors import BadRequest
 from kvd.home import Home
 from kvd.settings import SECTIONS, Cache, Daemon, Gateway, Memory, Models, Setting, Store, Warm, settings
+from kvd.units import format_size, with_unit
+
+LEAST: dict[str, int] = {"memory.limit": 64 * 2**20, "store.limit": 2**20}
+"""bytes that make sense; less is a unit left out. The store's 0 is no size, it says off."""
 
 
 class Source(StrEnum):
@@ -108,10 +112,21 @@ def _take(
     if setting is None:
         raise BadRequest(f"{where}: unknown key {name}{_nearest(name, list(known))}", key=name)
     try:
-        values[setting.section][setting.name] = setting.key.kind.parse(raw)
+        value = setting.key.kind.parse(raw)
+        _check_least(name, raw, value)
     except ValueError as problem:
         raise BadRequest(f"{where}: {name}: {problem}", key=name) from None
+    values[setting.section][setting.name] = value
     sources[name] = source
+
+
+def _check_least(name: str, raw: Any, value: Any) -> None:
+    least = LEAST.get(name)
+    if least is None or value is None or value >= least or (name, value) == ("store.limit", 0):
+        return
+    if meant := with_unit(str(raw)):
+        raise ValueError(f"{value} bytes; did you mean {meant}? The least is {format_size(least)}")
+    raise ValueError(f"{raw} is less than the least, {format_size(least)}")
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -27,6 +27,12 @@ def parse_size(text: str) -> int:
     return int(_scaled(text, {unit: float(factor) for unit, factor in _SIZES.items()}, "a size", '"8 GiB", "500 MB"'))
 
 
+def with_unit(text: str) -> str:
+    """What a bare number that is too few bytes was meant to be: "8" -> "8GB", "4096" -> "4096MB", else ""."""
+    count = int(text) if re.fullmatch(r"\s*[0-9]+\s*", text) else 0
+    return f"{count}GB" if 0 < count < 1024 else f"{count}MB" if 0 < count < 1024**2 else ""
+
+
 def parse_duration(text: str) -> float:
     """Seconds. "250ms", "30s", "15m", "2h", "7d"; a bare number is seconds."""
     return _scaled(text, _DURATIONS, "a duration", '"30s", "15m", "7d"')

@@ -40,6 +40,12 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(home: Path) -> 
     assert (found.store.limit, found.source("store.limit")) == (20 * 2**30, Source.DEFAULT)
 
 
+def test_the_least_limits_are_taken_and_a_store_of_0_is_off(home: Path) -> None:
+    least = load(flags={"memory.limit": "64MiB", "store.limit": "1MiB"})
+    assert (least.memory.limit, least.store.limit) == (64 * 2**20, 2**20)
+    assert load(flags={"memory.limit": "auto", "store.limit": "0"}).store.limit == 0
+
+
 def test_home_and_socket_say_where_they_come_from(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load().source("home") is Source.ENV
     named = load(home=Path("/tmp/kvd-other"))
@@ -57,6 +63,12 @@ def test_home_and_socket_say_where_they_come_from(home: Path, monkeypatch: pytes
         ("log_level = 'debug'", ["log_level", "under [daemon]"]),
         ("[store]\nlimit = 'lots'", ["store.limit", "'lots'", "8 GiB"]),
         ("[store]\nlimit = -1", ["store.limit", "-1"]),
+        ("[memory]\nlimit = 8", ["memory.limit", "8 bytes; did you mean 8GB?", "64 MiB"]),
+        ("[memory]\nlimit = '4096'", ["memory.limit", "4096 bytes; did you mean 4096MB?"]),
+        ("[memory]\nlimit = '10MB'", ["memory.limit", "10MB is less than the least, 64 MiB"]),
+        ("[memory]\nlimit = 0", ["memory.limit", "0 is less than the least, 64 MiB"]),
+        ("[store]\nlimit = 20", ["store.limit", "20 bytes; did you mean 20GB?", "1 MiB"]),
+        ("[store]\nlimit = '1000KB'", ["store.limit", "1000KB is less than the least, 1 MiB"]),
         ("[store]\nadmission = 'third'", ["store.admission", "first, second"]),
         ("[store]\ndurable = 1", ["store.durable", "true nor false"]),
         ("[cache]\nblock_size = 100", ["cache.block_size", "power of two"]),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvd.units import format_age, format_duration, format_size, parse_duration, parse_size
+from kvd.units import format_age, format_duration, format_size, parse_duration, parse_size, with_unit
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,11 @@ def test_sizes_are_read_in_binary_and_decimal_units(text: str, count: int) -> No
 def test_what_is_no_size_says_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match="8 GiB"):
         parse_size(text)
+
+
+def test_a_number_that_is_too_few_bytes_was_meant_in_gigabytes_or_megabytes() -> None:
+    assert [with_unit(text) for text in ("8", " 64 ", "4096")] == ["8GB", "64GB", "4096MB"]
+    assert [with_unit(text) for text in ("0", "5000000", "10MB", "8.5", "lots")] == [""] * 5
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kvd import config
 from kvd.calibrate import result
 from kvd.cli.main import main
 from kvd.front.life import clear_tmp
@@ -98,7 +99,10 @@ def test_numbers_that_are_none_are_a_matter_of_usage(
     assert said in capsys.readouterr().err
 
 
-def test_a_memory_limit_is_kept_to_and_named(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_memory_limit_is_kept_to_and_named(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(config.LEAST, "memory.limit")
     home.config.write_text('[memory]\nlimit = "3 MiB"\n')
     try:
         assert main(["calibrate", "tiny", "--tokens", "512"]) != 0

@@ -7,6 +7,7 @@ import struct
 import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from kvd.doctor.finding import Level, fail, ok, warn
 from kvd.home import Home
 from kvd.models.backend import Backend
 from kvd.service.systemd import Systemd
+from kvd.settings import Memory
+from kvd.units import parse_size
 
 
 @pytest.fixture
@@ -151,7 +154,7 @@ def test_a_model_that_will_not_fit_is_told_before_it_is_loaded(
     home: Home, limit: str, backend: Backend, level: Level, said: str
 ) -> None:
     model(home, "m")
-    (found,) = models.models(load(flags={"memory.limit": limit}), backend)
+    (found,) = models.models(replace(load(), memory=Memory(parse_size(limit))), backend)
     assert (found.name, found.level) == ("model m", level)
     assert said in f"{found.detail} {found.fix}"
 

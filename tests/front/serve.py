@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from kvclient.errors import KvdError
-from kvd.config import load
+from kvd.config import LEAST, load
 from kvd.front.app import Parts, serve
 
 FAKE = Path(__file__).with_name("fake_worker.py")
@@ -20,6 +20,7 @@ def preload(home: Path) -> None:
 
 
 def main() -> int:
+    LEAST.clear()  # models of some bytes, limits to match
     home, *flags = sys.argv[1:]
     config = load(Path(home), flags=dict(flag.split("=", 1) for flag in flags))
     parts = Parts(command=(sys.executable, str(FAKE)), preload=preload)

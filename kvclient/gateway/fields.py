@@ -86,12 +86,16 @@ class Fields:
             raise BadRequest(f"{self.path(name)} is not supported: {why}", field=self.path(name))
 
     def skip(self, *names: str) -> None:
-        """Fields that are known and have no meaning here."""
+        """Fields that only the reply repeats."""
         self._read.update(names)
+
+    def leave(self, *names: str) -> None:
+        """Fields that were checked and change nothing in this request: they count as not read."""
+        self._read.difference_update(names)
 
     def ignored(self) -> list[str]:
         """Names that were sent and that nothing has read."""
-        return sorted(str(name) for name in self.raw if name not in self._read)
+        return sorted(name for name in self.raw if self.has(name) and name not in self._read)
 
     def path(self, name: str) -> str:
         return f"{self.where}.{name}" if self.where else name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvclient.errors import BadRequest
-from kvclient.fields import MAX_CHOICES
+from kvclient.fields import MAX_CHOICES, RANDOM
 from kvclient.gateway.fields import Fields
 
 NUMBERS: Final = (
@@ -13,11 +13,6 @@ NUMBERS: Final = (
 )
 INTEGERS: Final = ("top_k", "seed", "durable_wait_ms")
 TEXTS: Final = ("cache", "priority")
-IDLE: Final = (
-    "user", "store", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-    "safety_identifier", "verbosity", "prediction", "moderation",
-)
-"""Fields of the official SDKs that change nothing here: prefixes are cached without being asked."""
 
 
 def sampling(fields: Fields) -> dict[str, Any]:
@@ -37,7 +32,8 @@ def sampling(fields: Fields) -> dict[str, Any]:
         found["salt"] = salt
     if bias := logit_bias(fields):
         found["logit_bias"] = bias
-    fields.skip(*IDLE)
+    if not found.get("temperature"):
+        fields.leave(*RANDOM)
     return found
 
 

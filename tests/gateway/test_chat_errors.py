@@ -81,6 +81,22 @@ def test_a_bad_field_is_refused_by_name_before_anything_is_asked(serve: Serve, c
 
 
 def test_fields_without_a_meaning_here_are_named_in_the_reply(serve: Serve) -> None:
-    body = {"model": "demo", "messages": HELLO, "parallel_tool_calls": True, "frobnicate": 1, "user": "me"}
+    idle = {
+        "frobnicate": 1, "metadata": {}, "parallel_tool_calls": True, "prompt_cache_key": "k", "service_tier": "auto",
+        "store": False, "user": "me", "verbosity": "low",
+    }  # fmt: skip
+    body = {"model": "demo", "messages": HELLO, "reasoning_effort": "low", "safety_identifier": None, **idle}
     reply = httpx.post(serve().url + "/v1/chat/completions", json=body, timeout=20).json()
-    assert reply["kvd"]["ignored"] == ["frobnicate", "parallel_tool_calls"]
+    assert reply["kvd"]["ignored"] == sorted(idle)
+
+
+@pytest.mark.parametrize(("temperature", "ignored"), [
+    ({}, ["min_p", "seed", "top_k", "top_p"]), ({"temperature": 0}, ["min_p", "seed", "top_k", "top_p"]),
+    ({"temperature": 0.5}, None),
+])  # fmt: skip
+def test_how_to_draw_is_named_in_the_reply_where_nothing_is_drawn(
+    serve: Serve, temperature: Any, ignored: list[str] | None
+) -> None:
+    body = {"model": "demo", "messages": HELLO, "seed": 1, "top_p": 0.5, "top_k": 3, "min_p": 0.1, **temperature}
+    reply = httpx.post(serve().url + "/v1/chat/completions", json=body, timeout=20).json()
+    assert reply["kvd"].get("ignored") == ignored

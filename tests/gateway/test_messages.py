@@ -153,6 +153,14 @@ def test_system_blocks_tool_results_and_choices_reach_the_daemon(serve: Serve) -
     }  # fmt: skip
 
 
+def test_fields_without_a_meaning_here_are_named_in_the_reply(serve: Serve) -> None:
+    reply = client(serve()).messages.create(
+        model="demo", max_tokens=9, messages=HELLO, metadata={"user_id": "u"}, service_tier="auto",
+        extra_body={"context_management": {"edits": []}},
+    ).to_dict()  # fmt: skip
+    assert reply["kvd"]["ignored"] == ["context_management", "metadata", "service_tier"]  # type: ignore[index]
+
+
 def test_structured_output_becomes_a_response_format(serve: Serve) -> None:
     served = serve(lambda body, model: speak('{"x": 3}'))
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}

@@ -101,6 +101,15 @@ def test_structured_output_is_parsed_by_the_sdk(serve: Serve) -> None:
     assert served.daemon.asked[0]["response_format"]["type"] == "json_schema"
 
 
+def test_fields_without_a_meaning_here_are_named_and_those_that_the_reply_repeats_are_not(serve: Serve) -> None:
+    reply = client(serve()).responses.create(
+        model="demo", input="Hi", parallel_tool_calls=False, prompt_cache_key="k", metadata={"a": "b"}, user="me",
+        store=False, include=["reasoning.encrypted_content"],
+    ).to_dict()  # fmt: skip
+    assert reply["metadata"] == {"a": "b"} and reply["user"] == "me"
+    assert reply["kvd"]["ignored"] == ["parallel_tool_calls", "prompt_cache_key", "store"]  # type: ignore[index]
+
+
 def test_a_cut_answer_is_incomplete(serve: Serve) -> None:
     sdk = client(serve(lambda body, model: speak("a", reason="length")))
     reply = sdk.responses.create(model="demo", input="Hi")

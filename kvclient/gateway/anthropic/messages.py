@@ -30,7 +30,6 @@ def parse(fields: Fields) -> Ask:
 def prompt_of(fields: Fields) -> dict[str, Any]:
     """What decides the prompt's tokens: system, messages, tools, template variables, output format."""
     fields.without("mcp_servers", "the gateway does not call other servers")
-    fields.skip("cache_control", "inference_geo", "diagnostics", "speed", "context_management", "betas")
     messages = conversation(fields.tables("messages"))
     if not messages:
         raise BadRequest("messages must hold at least one message", field="messages")

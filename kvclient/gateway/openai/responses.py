@@ -44,7 +44,7 @@ def parse(fields: Fields) -> Ask:
     tops = _tops(fields)
     if tops is not None:
         body |= {"logprobs": True, "top_logprobs": tops}
-    fields.skip("include", "stream_options", "parallel_tool_calls")
+    fields.skip("metadata", "user")
     repeated = {name: fields.raw[name] for name in REPEATED if fields.has(name)}
     return Ask(fields.text("model"), [body], stream=fields.flag("stream"), tops=tops, request=repeated)
 

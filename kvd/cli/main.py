@@ -34,12 +34,14 @@ VERBS = {
     "config": "the configuration and where each value comes from",
 }
 USAGE = 2
+INTERNAL = 70
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the `kvd` script. Returns the exit code; errors of users are one line on stderr."""
+    _open_closed()
     words = sys.argv[1:] if argv is None else argv
     try:
         code = _run(words)
@@ -48,8 +50,37 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains while it exits
+        _discard()
         return PIPE_CLOSED
+    except OSError as problem:
+        print(f"kvd: {_line(problem)}", file=sys.stderr)
+        return INTERNAL
+
+
+def _open_closed() -> None:
+    """A closed standard file is None for Python, and the next file opened would get its number. Writing to such a
+    stdout fails as it would have; a closed stderr takes what nobody reads."""
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
+def _line(problem: OSError) -> str:
+    said = problem.strerror or str(problem)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard()
+        return f"cannot write to stdout: {said}"
+    return f"{problem.filename}: {said}" if problem.filename else said
+
+
+def _discard() -> None:
+    """What stdout did not take, or the interpreter complains while it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:
@@ -64,6 +95,8 @@ def _run(words: list[str]) -> int:
     except Usage as error:
         print(f"kvd: {error}; see `kvd {words[0]} --help`", file=sys.stderr)
         return USAGE
+    except SystemExit as left:  # argparse, after help or a complaint of its own
+        return int(left.code or 0)
 
 
 def parser_of(verb: str) -> Parser:

@@ -31,8 +31,12 @@ def console(stderr: bool = False) -> Console:
     """A console that neither wraps nor colours what goes into a pipe."""
     from rich.console import Console
 
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1; `main` knows the code
+
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 200)
+    return Plain(stderr=stderr, highlight=False, width=None if stream.isatty() else 200)
 
 
 @contextmanager

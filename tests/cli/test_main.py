@@ -168,12 +168,3 @@ def test_errors_of_the_daemon_keep_their_exit_code(
     assert cli.main(["models"]) == code
     shown = capsys.readouterr()
     assert shown.err == (f"kvd: {error.message}\n" if isinstance(error, KvdError) else "")
-
-
-def test_a_closed_pipe_ends_quietly_with_141() -> None:
-    words = [sys.executable, "-m", "kvd.cli.main", "config", "doc"]
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (141, b"")

@@ -113,4 +113,6 @@ def offline(verb: str, fields: dict[str, Any]) -> Answer:
         if not mount.has_store(root):
             raise none
         with open_store(config) as store:
+            if (said := cacheview.trimmed(store.stats())) and verb != "stats":
+                console(stderr=True).print(f"kvd: dropped {said}")
             return perform(store, verb, fields)

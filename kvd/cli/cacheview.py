@@ -36,12 +36,14 @@ def stats(answer: Answer) -> RenderableType:
     rows = [
         ["used", used],
         ["blocks", f"{tokens(answer['blocks'])} with {tokens(answer['tokens'])} tokens"],
-        ["pins", tokens(answer["pins"])],
+        ["pins", pins(answer)],
         ["written", f"{today} today, {total} in all"],
         ["at", f"{answer['path']}{'' if answer['durable'] else ' (not durable: store.durable is off)'}"],
     ]
     if answer.get("endurance_per_year") is not None:
         rows.append(["endurance", f"{100 * answer['endurance_per_year']:.1f} % of the drive's per year at this rate"])
+    if said := trimmed(answer):
+        rows.append(["dropped", said])
     if answer.get("foreign_files"):
         rows.append(["foreign", f"{answer['foreign_files']} files, {format_size(answer['foreign_bytes'])}"])
     if answer.get("quarantined_files"):
@@ -49,6 +51,24 @@ def stats(answer: Answer) -> RenderableType:
     rows += [[f"  {model}", format_size(size)] for model, size in sorted(answer.get("models", {}).items())]
     rows += [[COUNTERS.get(name) or _plain(name), tokens(count)] for name, count in answer.get("counters", {}).items()]
     return table(["", ""], rows)
+
+
+def pins(answer: Answer) -> str:
+    waiting = answer.get("pins_waiting")
+    more = f" ({tokens(waiting)} more wait for their block to be stored again)" if waiting else ""
+    return tokens(answer["pins"]) + more
+
+
+def trimmed(answer: Answer) -> str:
+    """What a lower limit took since the store was opened; "" for nothing."""
+    gone = answer.get("trimmed")
+    if not gone:
+        return ""
+    pinned = tokens(gone["pinned"]) if gone["pinned"] else "none"
+    return (
+        f"{tokens(gone['blocks'])} blocks ({format_size(gone['bytes'])}), {pinned} of them pinned: "
+        f"the store held more than store.limit ({format_size(answer['limit'])}) allows"
+    )
 
 
 def tree(answer: Answer) -> RenderableType:

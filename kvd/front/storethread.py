@@ -17,6 +17,7 @@ from kvclient.errors import KvdError, ProtocolError, StoreError
 from kvclient.wire import Message
 from kvd.front.audience import Audience
 from kvd.front.logs import logger
+from kvd.front.notices import Notices
 from kvd.front.storelike import Asker, StoreLike, nothing, reserve
 from kvd.messages import (
     Abandon,
@@ -74,7 +75,7 @@ class StoreThread:
         self._queue: queue.SimpleQueue[_Ask | _Forget | _Do | None] = queue.SimpleQueue()
         self._store: StoreLike | None = None
         self._problem = "opening"
-        self._off = False
+        self._notices = Notices()
         self._counts: Counter[str] = Counter()
         self._runs: dict[int, int] = {}
         self._audience: Audience[Asker] = Audience()
@@ -290,10 +291,4 @@ class StoreThread:
         if self._store is not None and now - self._stats_at > every_s:
             self._stats_at = now
             self._stats = self._guard("stats", lambda store: store.stats(), self._stats)
-            self._say_off(bool(self._stats.get("off")))
-
-    def _say_off(self, off: bool) -> None:
-        if off != self._off:
-            self._off = off
-            left, path = self._stats.get("shards_bytes"), self._stats.get("path")
-            logger.warning("store off" if off else "store on", path=path, bytes=left, clear="kvd cache clear")
+            self._notices.say(self._stats)

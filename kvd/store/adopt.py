@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from kvd.store.core import Core
+from kvd.store.core import FULL_PINNED, Core
 from kvd.store.header import Parsed, ShardDamaged
 from kvd.store.index import Batch
 from kvd.store.scan import Lying
@@ -89,12 +89,20 @@ def quarantine_file(core: Core, path: str, disk: int, reason: str) -> None:
 
 def enforce(core: Core) -> None:
     """Limits hold on return. Orphans get their rows first if anything has to go, so that pins and the order of leaving
-    are known for them too. A store that is off is left as it is. Raises OSError, IndexFailed."""
+    are known for them too. A store that is off is left as it is. What goes because the limit itself is exceeded, not
+    only its headroom, is told (`Core.trimmed`): somebody lowered it. Raises OSError, IndexFailed."""
     if core.limits.off:
         return
     if core.orphans and core.ledger.missing(0) > 0:
         adopt(core, list(core.orphans.values()))
-    core.make_room(0, force=True)
+    over = core.ledger.usage().over > 0
+    blocks, nbytes, pinned = len(core.table), core.table.bytes, core.counters[FULL_PINNED]
+    try:
+        core.make_room(0, force=True)
+    finally:
+        if over:
+            pinned = core.counters[FULL_PINNED] - pinned
+            core.trimmed.update(blocks=blocks - len(core.table), bytes=nbytes - core.table.bytes, pinned=pinned)
 
 
 def rebuild_index(core: Core) -> int:

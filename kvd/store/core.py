@@ -30,6 +30,7 @@ DAMAGED_INDEX = frozenset(
 )
 """Reasons after which opening the index anew is not enough."""
 SUPERSEDED = "evicted.superseded"
+FULL_PINNED = "evicted.full_pinned"
 SLACK = 100
 """Room is made for 1/100 of the limit at once, so that the plan is not made anew for every block."""
 
@@ -68,6 +69,8 @@ class Core:
         self.offline = ""
         """why the disk cannot be used now; empty: it can"""
         self.index_lost = False
+        self.trimmed: Counter[str] = Counter()
+        """blocks, bytes and pinned (blocks) that a lowered limit took since the store was opened"""
 
     # -- measuring -----------------------------------------------------------------------------------------------
 
@@ -167,7 +170,9 @@ class Core:
         """Pins are broken, and orphans given up, only for what `du` would show over the limit."""
         pending = {r.parent for r in self.pending.values()}
         if (over := self.ledger.usage().over) > 0:
-            self.evict(over, self.table.slots.values(), "full_pinned", pending)
+            victims = plan(self.table.slots.values(), over, pending, self.table.strays(), self.limits.limit)
+            self.drop(victims, FULL_PINNED)
+            self.counters["pins_lost"] += self.pins.retreat({slot.chain: slot.parent for slot in victims})
         for orphan in sorted(self.orphans.values(), key=lambda o: o.mtime):
             if self.ledger.usage().over <= 0:
                 break

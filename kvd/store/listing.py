@@ -18,6 +18,7 @@ def stats(core: Core) -> dict[str, Any]:
     by_model: Counter[str] = Counter()
     for namespace, nbytes in core.table.by_namespace.items():
         by_model[core.model_of(namespace)] += nbytes
+    held = sum(1 for pin in core.pins if pin.chain in core.table.slots)
     return {
         "path": core.tree.root,
         "limit": usage.limit,
@@ -33,7 +34,9 @@ def stats(core: Core) -> dict[str, Any]:
         "quarantined_files": len(core.quarantined),
         "quarantined_bytes": sum(core.quarantined.values()),
         "pending": len(core.pending),
-        "pins": len(core.pins),
+        "pins": held,
+        "pins_waiting": len(core.pins) - held,
+        "trimmed": dict(core.trimmed) if core.trimmed["blocks"] else {},
         "durable": core.limits.durable,
         "offline": core.offline,
         "off": core.limits.off,

@@ -1,14 +1,15 @@
 """Pins: blocks that may not be evicted, with the path from them to the root, for ever or until a time.
 
-They live in `pins.json`, replaced as a whole, so that a lost index loses no pin. A pin whose block is gone stays: the
-block may come back.
+They live in `pins.json`, replaced as a whole, so that a lost index loses no pin. A pin whose block was damaged or lost
+stays: the block may come back. One whose block had to go for the limit holds what is left of its path.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from kvd.store.files import Files, read_whole, replace_whole
 
@@ -76,6 +77,23 @@ class Pins:
         if old := self._pins.get(chain):
             rest = {c: p for c, p in self._pins.items() if c != chain}
             self._replace({**rest, to: Pin(old.namespace, to, old.expires, old.created)})
+
+    def retreat(self, left: Mapping[bytes, bytes]) -> int:
+        """Blocks `left` (chain -> parent): their pins hold the last block before them, the longer one of two that meet
+        there. Returns how many pins have nothing left to hold and are forgotten. Raises OSError."""
+        kept: dict[bytes, Pin] = {}
+        lost = 0
+        for pin in sorted(self._pins.values(), key=lambda p: math.inf if p.expires is None else p.expires):
+            chain = pin.chain
+            while chain in left:
+                chain = left[chain]
+            if chain != pin.namespace:
+                kept[chain] = replace(pin, chain=chain)
+            else:
+                lost += 1
+        if kept != self._pins:
+            self._replace(kept)
+        return lost
 
     def expire(self, now: float) -> int:
         """Forget pins whose time is over; returns how many. Raises OSError."""

@@ -13,6 +13,7 @@ from kvd import config
 from kvd.cli import main as cli
 from kvd.front.storelike import DISK, open_store
 from kvd.home import Home, Lock
+from torments.actor import Actor
 
 
 @pytest.fixture
@@ -72,6 +73,20 @@ def test_each_verb_works_offline_and_starts_no_daemon(
     assert cli.main(["cache", verb]) == 0
     assert capsys.readouterr().out.strip()
     assert not home.socket.exists()
+
+
+def test_a_lower_limit_that_takes_blocks_says_so_whatever_is_asked(
+    home: Home, store: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_store(config.load()) as full:
+        actor = Actor(full)
+        for number in range(200):
+            actor.put([number, 1, 2])
+    (home.root / "kvd.toml").write_text('[store]\nlimit = "2MB"\n')
+    assert cli.main(["cache", "ls"]) == 0
+    assert "of them pinned: the store held more than store.limit" in capsys.readouterr().err
+    assert cli.main(["cache", "ls"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("store")

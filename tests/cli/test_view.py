@@ -67,6 +67,19 @@ def test_a_store_that_is_off_says_what_it_left_on_the_disk_and_how_to_remove_it(
     assert "the store is off (store.limit is 0)" in printed(cacheview.stats({**off, **numbers}))
 
 
+STATS: dict[str, Any] = {
+    "used": 0, "limit": 10_000_000, "written_today_bytes": 0, "written_total_bytes": 0, "blocks": 0, "tokens": 0,
+    "pins": 0, "path": "/s", "durable": True,
+}  # fmt: skip
+
+
+def test_what_a_lower_limit_took_is_shown_with_the_pins_it_cost() -> None:
+    assert "dropped" not in printed(cacheview.stats(STATS))
+    text = printed(cacheview.stats({**STATS, "trimmed": {"blocks": 1_234, "bytes": 2**30, "pinned": 3}}))
+    assert "1,234 blocks (1 GiB), 3 of them pinned: the store held more than store.limit (9.54 MiB) allows" in text
+    assert "0 (2 more wait for their block" in printed(cacheview.stats({**STATS, "pins_waiting": 2}))
+
+
 def node(**fields: Any) -> dict[str, Any]:
     base = {
         "namespace": "00", "model": "demo", "chain": "ab" * 16, "preview": "You are", "start": 0, "tokens": 256,

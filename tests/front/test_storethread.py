@@ -12,7 +12,7 @@ import pytest
 
 from kvclient.errors import StoreError
 from kvclient.wire import Message
-from kvd.front import storethread
+from kvd.front import notices, storethread
 from kvd.front.storethread import StoreThread
 from kvd.messages import (
     Abandon,
@@ -425,6 +425,16 @@ def test_nonsense_from_a_worker_is_counted_and_dropped() -> None:
         assert thread.counts()["malformed"] == 1
 
     with_store(FakeStore(), test)
+
+
+def test_blocks_that_a_lower_limit_took_are_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(notices.logger, "warning", lambda event, **fields: said.append({"event": event, **fields}))
+    gone = {"blocks": 5, "bytes": 50, "pinned": 2}
+    watch = notices.Notices()
+    for trimmed in ({}, gone, gone, {}):
+        watch.say({"path": "/s", "limit": 10, "trimmed": trimmed})
+    assert said == [{"event": "store limit took blocks", "path": "/s", "limit": 10, **gone}]
 
 
 def test_status_shows_at_once_what_a_call_changed() -> None:

@@ -128,6 +128,50 @@ def test_a_lowered_limit_holds_at_once_even_against_pins(actor: Actor) -> None:
     assert actor.put(PROMPT) == 0
 
 
+def test_what_a_lower_limit_takes_is_told_and_the_pinned_go_last(world: World) -> None:
+    actor = world.open()
+    for n in range(30):
+        actor.put([n, 1, 2, 3, 4])
+    for n in (0, 1):
+        actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks([n, 1, 2, 3, 4])])
+    table = actor.store.core.table
+    blocks, nbytes = len(table), table.bytes
+    assert actor.store.stats()["trimmed"] == {}
+    actor = world.reopen(700_000)
+    table = actor.store.core.table
+    told = {"blocks": blocks - len(table), "bytes": nbytes - table.bytes, "pinned": 0}
+    assert told["blocks"] and actor.store.stats()["trimmed"] == told
+    assert actor.get([0, 1, 2, 3, 4]) == actor.get([1, 1, 2, 3, 4]) == 5
+    actor.store.set_limits(Limits(1))
+    assert actor.store.stats()["trimmed"] == {"blocks": blocks, "bytes": nbytes, "pinned": 4}
+    assert (actor.store.stats()["pins"], len(actor.store.core.pins)) == (0, 0)
+    assert actor.store.stats()["counters"]["pins_lost"] == 2
+
+
+def test_a_pin_whose_end_had_to_go_holds_the_rest_of_its_path(world: World) -> None:
+    actor = world.open()
+    tokens = list(range(200))
+    actor.put(tokens)
+    actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks(tokens[:100])], ttl_s=9.0)
+    actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks(tokens)])
+    actor = world.reopen(700_000)
+    left = actor.get(tokens)
+    (pin,) = actor.store.core.pins
+    assert 0 < left < 100 and pin.chain == actor.blocks(tokens[:left])[-1].chain and pin.expires is None
+    assert len(world.reopen(700_000).store.core.pins) == 1
+
+
+def test_a_pin_without_its_block_is_not_counted_as_one(actor: Actor) -> None:
+    actor.put(PROMPT)
+    chain = actor.blocks(PROMPT)[-1].chain
+    actor.store.pin(NAMESPACE, [chain])
+    os.unlink(actor.store.core.tree.shard(NAMESPACE, chain))
+    actor.store.quarantine(NAMESPACE, chain, "vanished")
+    assert (actor.store.stats()["pins"], actor.store.stats()["pins_waiting"]) == (0, 1)
+    actor.put(PROMPT)
+    assert (actor.store.stats()["pins"], actor.store.stats()["pins_waiting"]) == (1, 0)
+
+
 def shards(world: World) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path(world.folder, "blocks").rglob("*.*")}
 

@@ -2,11 +2,13 @@
 
 Why: backends differ in what they get right. MLX 0.32.4 on CUDA gives NaN from fused attention for one query row in half
 precision on a view that starts inside its array, where the array fills its buffer (`pool._zeros` sees to that). It may
-end the process, so a child process tries it first.
+end the process, so a child process tries it first, as it does our kernel over quantised KV.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from kvd.cache import kernel as kernels
 from kvd.cache.attention import PagedTails, attend_bundle, attend_view
 from kvd.cache.chunked import attend_chunk
 from kvd.cache.hostmem import on_cpu
-from kvd.cache.layout import KVLayout, LayerKV
+from kvd.cache.layout import KVLayout, LayerKV, Precision
 from kvd.cache.nvrtc import available
 from kvd.cache.paths import Paths, preferences
 from kvd.cache.plan import Bundle, Piece, View
@@ -27,6 +29,7 @@ from kvd.cache.pool import KVPool
 from kvd.cache.side import Side
 from kvd.cache.steps import last_row
 
+TRIED = (sys.executable, "-P", "-m", "kvd.cache.trial")
 TRIAL_S = 120.0
 """seconds: its first run may compile kernels"""
 TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 8e-2}
@@ -60,7 +63,10 @@ def check_device(layout: KVLayout, block_size: int, heads: int, *, view: bool | 
     MLX compiles for a minute to run the others.
     """
     kinds = [_Trial.of(layer, layout.dtype, block_size, heads) for layer in dict.fromkeys(layout.layers)]
-    kernel = [_check_kernel(kind) for kind in kinds] if wanted(layout, block_size, heads).kernel else []
+    kernel = []
+    if wanted(layout, block_size, heads).kernel:
+        before = None if layout.native else try_kernel(layout, block_size, heads)
+        kernel = [_check_kernel(kind) for kind in kinds] if before is None or before.ok else [before]
     if kernel and all(item.ok for item in kernel):
         return _worst(kernel)
     tried = try_view(layout.dtype) if view is None and suspect(layout.dtype) else None
@@ -215,15 +221,39 @@ def suspect(dtype: str) -> bool:
     return dtype != "float32" and not on_cpu() and not mx.metal.is_available()
 
 
-def try_view(dtype: str, tried: Sequence[str] = (sys.executable, "-P", "-m", "kvd.cache.trial")) -> PathCheck:
+def try_view(dtype: str, tried: Sequence[str] = TRIED) -> PathCheck:
     """The view path in a child process, which it may take down (an illegal memory access at 32K rows)."""
+    return _in_child("view", dtype, [*tried, "view", dtype])
+
+
+def try_kernel(layout: KVLayout, block_size: int, heads: int, tried: Sequence[str] = TRIED) -> PathCheck:
+    """The kernel over quantised KV in a child process: what reaches beyond an array ends the process that ran it."""
+    layers = [
+        [layer.kv_heads, layer.k_dim, layer.v_dim, layer.k.bits, layer.k.group, layer.v.bits, layer.v.group]
+        for layer in dict.fromkeys(layout.layers)
+    ]
+    return _in_child("kernel", layout.dtype, [*tried, "kernel", json.dumps([layout.dtype, block_size, heads, layers])])
+
+
+def _in_child(path: str, dtype: str, command: Sequence[str]) -> PathCheck:
     try:
-        child = subprocess.run([*tried, dtype], capture_output=True, text=True, timeout=TRIAL_S, check=True)
+        child = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_S, check=True)
         error = float(child.stdout)
     except (subprocess.SubprocessError, ValueError) as problem:
-        return PathCheck("view", False, None, f"{type(problem).__name__} in the child that tried it")
+        return PathCheck(path, False, None, f"{type(problem).__name__} in the child that tried it")
     ok = error <= TOLERANCE[dtype]
-    return PathCheck("view", ok, error, "" if ok else f"relative error {error:.2g} in the child that tried it")
+    return PathCheck(path, ok, error, "" if ok else f"relative error {error:.2g} in the child that tried it")
+
+
+def kernel_error(told: str) -> float:
+    """What `try_kernel` asks for, in the child: the worst relative error; NaN where there is none."""
+    dtype, block_size, heads, layers = json.loads(told)
+    kinds = [
+        LayerKV(kv_heads, k_dim, v_dim, Precision(*numbers[:2]), Precision(*numbers[2:]))
+        for kv_heads, k_dim, v_dim, *numbers in layers
+    ]
+    errors = [_check_kernel(_Trial.of(kind, dtype, block_size, heads)).error for kind in kinds]
+    return max((error for error in errors if error is not None), default=0.0) if None not in errors else math.nan
 
 
 def compare(path: str, limit: float, expected: mx.array, compute: Callable[[], mx.array]) -> PathCheck:

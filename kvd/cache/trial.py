@@ -1,7 +1,8 @@
-"""The view path as a program: `python -m kvd.cache.trial DTYPE` prints its error relative to a float32 reference.
+"""Attention paths as a program: `python -m kvd.cache.trial view DTYPE` or `… kernel JSON` prints the error relative
+to a float32 reference.
 
-A process of its own, since a backend that gets it wrong may end it. One query row, a pool of the usual blocks, runs
-that start inside it and are a multiple of 256 rows long, and one that is not.
+A process of its own, since a backend that gets it wrong may end it. For the view path one query row, a pool of the
+usual blocks, runs that start inside it and are a multiple of 256 rows long, and one that is not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import mlx.core as mx
 
 from kvd.cache.attention import attend_view
+from kvd.cache.check_device import kernel_error
 from kvd.cache.layout import KVLayout, LayerKV
 from kvd.cache.plan import Piece
 from kvd.cache.pool import KVPool
@@ -42,4 +44,5 @@ def error(dtype: str) -> float:
 
 
 if __name__ == "__main__":
-    print(error(sys.argv[1]))
+    path, told = sys.argv[1:]
+    print({"view": error, "kernel": kernel_error}[path](told))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from kvd.cache import check as architecture
 from kvd.cache import check_device as checks
 from kvd.cache import kernel, precision
 from kvd.cache.check import check, narrowed
-from kvd.cache.check_device import check_device, wanted
+from kvd.cache.check_device import PathCheck, check_device, wanted
 from kvd.cache.hostmem import on_cpu
 from kvd.cache.inspection import inspect_layout
 from kvd.cache.kernel import Span
@@ -193,6 +194,7 @@ def portable_kernel(queries, new, k, v, where, scale, block_size, at=None):
 @pytest.mark.parametrize("right", [True, False])
 def test_a_kernel_that_is_right_is_all_that_is_looked_at_and_a_wrong_one_is_off(monkeypatch, right):
     wrong = lambda *given: portable_kernel(*given) * 1.5  # noqa: E731
+    monkeypatch.setattr(checks, "try_kernel", lambda *given: PathCheck("kernel", True, 0.0))
     monkeypatch.setattr(checks, "available", lambda: True)
     monkeypatch.setattr(kernel, "attend_paged", portable_kernel if right else wrong)
     layout = KVLayout((LayerKV(2, 64, 64), LayerKV(2, 64, 64, Precision(8, 64), Precision(4, 32))), "bfloat16")
@@ -207,10 +209,26 @@ def test_a_kernel_that_is_right_is_all_that_is_looked_at_and_a_wrong_one_is_off(
 @pytest.mark.parametrize("side", [Precision(), Precision(4, 64)], ids=str)
 def test_a_kernel_that_does_not_write_the_last_row_is_off(monkeypatch, side):
     forgets = lambda q, new, *given: portable_kernel(q, None, *given)  # noqa: E731
+    monkeypatch.setattr(checks, "try_kernel", lambda *given: PathCheck("kernel", True, 0.0))
     monkeypatch.setattr(checks, "available", lambda: True)
     monkeypatch.setattr(kernel, "attend_paged", forgets)
     found = check_device(KVLayout((LayerKV(2, 64, 64, side, side),), "float16"), 32, 4, view=False)
     assert not next(item for item in found if item.path == "kernel").ok
+
+
+def test_a_kernel_over_quantised_rows_that_ends_its_process_ends_a_child(monkeypatch):
+    layout = KVLayout((LayerKV(2, 64, 64, Precision(8, 64), Precision(4, 32)),), "float16")
+    monkeypatch.setattr(checks, "available", lambda: True)
+    monkeypatch.setattr(kernel, "attend_paged", portable_kernel)
+    dies = (sys.executable, "-c", "import os; os.abort()")
+    real = checks.try_kernel
+    monkeypatch.setattr(checks, "try_kernel", lambda *given: real(*given, dies))
+    found = {item.path: item for item in check_device(layout, 32, 4, view=False)}
+    assert not found["kernel"].ok and "child" in found["kernel"].reason and found["table"].ok
+    asked = (sys.executable, "-c", "import sys; print(0.01 if sys.argv[1] == 'kernel' else 'nan')")
+    assert real(layout, 32, 4, asked).ok
+    told = json.dumps(["float16", 32, 4, [[2, 64, 64, 8, 64, 4, 32]]])
+    assert checks.kernel_error(told) <= checks.TOLERANCE["float16"]
 
 
 def test_updates_that_copy_the_pool_behind_a_step_in_line_end_the_looking_ahead(monkeypatch):

@@ -5,7 +5,8 @@ H200: one after the other, and the last in the middle of the first long prompt. 
 it finds it again. Here each form is compiled in a folder apart and brought there whole: one that is interrupted leaves
 nothing that MLX would take.
 
-As a program: `python -P -m kvd.models.precompile TYPE BITS GROUP MODE ROWS`, which ends with its standard input.
+As a program: `python -P -m kvd.models.precompile TYPE BITS GROUP MODE ROWS`, which ends with its standard input. It
+runs twice, the second time on what the first left on the disk.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kvd import leash
 ROWS: Final = (16, 32, 64)
 """of the forms that MLX 0.32.4 has; fewer than 8 rows go another way, more than 64 as 64"""
 LIMIT_S: Final = 240.0
+STDIN: Final = 0
 PROGRAM: Final = (sys.executable, "-P", "-m", "kvd.models.precompile")
 log = structlog.get_logger()
 
@@ -136,14 +138,17 @@ def kept_by_mlx() -> Path:
 def main(arguments: Sequence[str]) -> int:
     import mlx.core as mx
 
-    dtype, bits, group, mode, rows = arguments
+    dtype, bits, group, mode, rows, *again = arguments
     wide = 2 * max(64, int(group))  # MLX has another product for one group
     weights = mx.quantize(mx.zeros((128, wide), getattr(mx, dtype)), int(group), int(bits), mode)
     inputs = mx.zeros((1, int(rows), wide), getattr(mx, dtype))
     mx.eval(mx.quantized_matmul(inputs, *weights, group_size=int(group), bits=int(bits), mode=mode))
+    if not again:  # what a full disk cut short is not told: whether it can be read shows when it is
+        os.set_inheritable(STDIN, True)
+        os.execv(PROGRAM[0], [*PROGRAM, *arguments, "again"])
     return 0
 
 
 if __name__ == "__main__":
-    leash.hold(0)
+    leash.hold(STDIN)
     sys.exit(main(sys.argv[1:]))

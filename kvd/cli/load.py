@@ -2,8 +2,9 @@
 
 --kv sets the precision of its KV cache: native, or keys and values apart in bits (k8v8, k8v4, k6v4, k4v4, …), with
 overrides by layer (k8v4,0-3=k8v8), or auto for what `kvd calibrate` found. Loading again with another precision
-replaces the model once it has no requests; its cache on disk stays. A model has one precision at a time; to have two,
-pull it under a second name (the weights are then in memory twice).
+replaces the model once it has no requests; its cache on disk stays. The model keeps it, also when it is unloaded for
+memory or its TTL and comes back, until `kvd unload`. A model has one precision at a time; to have two, pull it under a
+second name (the weights are then in memory twice).
 
   kvd load demo
   kvd load demo --kv k8v4 --pin
@@ -23,7 +24,7 @@ from kvd.units import format_size
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="name, as `kvd models` lists it")
-    parser.add_argument("--kv", metavar="PRESET", help="KV precision (default: models.kv of the configuration)")
+    parser.add_argument("--kv", metavar="PRESET", help="KV precision (default: the one asked for last, else models.kv)")
     parser.add_argument("--pin", action="store_true", help="never unload it for another model")
     parser.add_argument("--ttl", type=duration, metavar="TIME", help="unload when idle this long, e.g. 30m")
 

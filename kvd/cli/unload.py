@@ -1,4 +1,5 @@
-"""Give a model's memory back. Its KV cache on disk stays, so the next load starts warm.
+"""Give a model's memory back. Its KV cache on disk stays, so the next load starts warm. What `kvd load` asked for with
+--kv and --pin is forgotten: the next load is at the configured precision.
 
   kvd unload demo
 """

@@ -96,16 +96,17 @@ class Fleet:
             slot.pinned = pin
         if ttl_s is not None:
             slot.ttl_s = ttl_s
-        slot.kv = kv or slot.kv
-        if slot.kv is not None and not slot.has_precision(slot.kv):
+        wanted = slot.kv = kv or slot.kv
+        if wanted is not None and not slot.has_precision(wanted):
             await self.unload(slot, "precision")
+            slot.kv = wanted  # an unload by hand may have come meanwhile
         slot.use()
         while slot.state is not State.LOADED:
             task = self._start(slot)
             await asyncio.wait({task})
             if task.cancelled():
                 raise _not_loaded(slot)
-            if task.exception() is not None:
+            if task.exception() is not None and slot.kv == wanted:  # else an unload by hand has forgotten it
                 slot.kv = before  # the next request does not try what cannot be loaded
             task.result()
         return slot.describe()

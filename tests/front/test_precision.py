@@ -80,6 +80,65 @@ def test_a_precision_that_does_not_load_is_not_tried_by_the_next_request(shared:
     assert shared.model()["kv"] == "native"
 
 
+def test_to_unload_by_hand_forgets_the_precision_that_was_asked_for_loaded_or_not() -> None:
+    with daemon("models.kv=k8v8") as made, made.client() as client:
+        client.call("load", {"model": "demo", "kv": "k4v4"})
+        client.call("unload", {"model": "demo"})
+        client.call("generate", {"prompt": "say 1"}, "demo")
+        assert made.model()["kv"] == "k8v8"
+        client.call("load", {"model": "demo", "kv": "k4v4", "ttl_s": 0.3})
+        until(lambda: made.model()["state"] == "not loaded", "the end of its time")
+        assert client.call("unload", {"model": "demo"})["unloaded"] is False
+        assert client.call("load", {"model": "demo"})["kv"] == "k8v8"
+
+
+@pytest.mark.parametrize("how", ["crash", "ttl", "memory"])
+def test_a_model_that_went_by_itself_comes_back_at_the_precision_that_was_asked_for(how: str) -> None:
+    flags = ("memory.limit=100000", "cache.pool_initial=40000")
+    with daemon(*flags, models=("demo", "other")) as made, made.client() as client:
+        client.call("load", {"model": "demo", "kv": "k4v4", **({"ttl_s": 0.3} if how == "ttl" else {})})
+        if how == "crash":
+            client.result(client.ask("generate", {"prompt": "die"}, "demo"))
+        elif how == "memory":
+            made.add("third")
+            client.call("load", {"model": "other"})
+            client.call("load", {"model": "third"})
+        until(lambda: made.model()["state"] == "not loaded", "the end of its process")
+        client.call("generate", {"prompt": "say 1"}, "demo")
+        assert made.model()["kv"] == "k4v4"
+
+
+def test_a_load_that_an_unload_by_hand_ends_does_not_bring_an_earlier_precision_back() -> None:
+    with daemon() as made, made.client() as client:
+        client.call("load", {"model": "demo", "kv": "k4v4", "ttl_s": 0.3})
+        until(lambda: made.model()["state"] == "not loaded", "the end of its time")
+        hold, how = made.home / "models" / "demo" / "hold-load", made.home / "models" / "demo" / "how"
+        how.write_text("held")
+        hold.touch()
+        loading = client.ask("load", {"model": "demo"})
+        until(lambda: made.model()["state"] == "loading", "the load")
+        with made.client() as other:
+            other.call("unload", {"model": "demo"})
+        assert client.result(loading).body["code"] == "cancelled"
+        hold.unlink()
+        assert client.call("load", {"model": "demo"})["kv"] == "native"
+
+
+def test_an_unload_by_hand_while_the_model_is_replaced_does_not_take_the_new_precision_away() -> None:
+    with daemon() as made, made.client() as client:
+        client.call("load", {"model": "demo"})
+        hold = made.home / "models" / "demo" / "hold-stop"
+        hold.touch()
+        loading = client.ask("load", {"model": "demo", "kv": "k4v4"})
+        until(lambda: made.model()["state"] == "stopping", "the replacement")
+        with made.client() as other:
+            unloading = other.ask("unload", {"model": "demo"})
+            until(lambda: any(r["kind"] == "unload" for r in made.status()["requests"]), "the unload")
+            hold.unlink()
+            assert other.result(unloading).kind == "result"
+        assert client.result(loading).body["kv"] == "k4v4"
+
+
 def test_single_models_have_the_precision_that_the_configuration_gives_them() -> None:
     flags = ("models.kv=k8v8", "models.kv_of=two=k8v4,0=native; three=auto")
     with daemon(*flags, models=("one", "two", "three")) as made, made.client() as client:

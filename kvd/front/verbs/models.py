@@ -57,7 +57,8 @@ class Load:
 
 
 class Unload:
-    """Give a model's memory back. Requests running on it end with an error; its cache on disk stays."""
+    """Give a model's memory back and forget its pin and the KV precision that was asked for. Requests running on it end
+    with an error; its cache on disk stays."""
 
     name = "unload"
 
@@ -66,6 +67,6 @@ class Unload:
         model = services.registry.resolve(call.body["model"], services.config.models.default)
         slot = services.fleet.slot(model)
         was = slot.state
-        slot.pinned = False
+        slot.pinned, slot.kv = False, None
         await services.fleet.unload(slot, "asked")
         return {"model": model.name, "unloaded": was is not State.NOT_LOADED}

@@ -2,6 +2,17 @@
 
   kvd status
   kvd status --json        everything, for programs
+
+The columns of a model:
+
+  STATE     not loaded, loading, loaded, stopping, or down after too many crashes
+  KV        precision of its KV
+  MEMORY    what it has of memory.limit: weights and KV pool
+  POOL      size of its KV pool now
+  IN USE    share of the pool that running requests and pins hold
+  CACHED    share of the pool kept for later requests; gives way when room is needed
+  LIVE      requests that its process has
+  WAITING   requests not begun, at its process or before it
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kvd.cli import cacheview, view
+from kvd.cli import cacheview, status, view
 from kvd.cli.explain import lines
 from kvd.cli.logs import readable
 
@@ -49,6 +49,14 @@ def test_status_shows_models_requests_reuse_and_what_needs_a_look() -> None:
         assert words in text, words
     assert "ROWS/S" not in text
     assert "ROWS/S" in printed(view.page(STATUS, {"demo": 80.0}))
+
+
+def test_the_help_of_status_says_what_each_column_of_a_model_means() -> None:
+    header = next(line for line in printed(view.page(STATUS)).splitlines() if line.startswith("MODEL "))
+    explained = [line.strip().partition("  ")[0] for line in (status.__doc__ or "").splitlines()]
+    assert len(header.split("  ")) > 5
+    for column in [words.strip() for words in header.split("  ") if words.strip()][1:]:
+        assert column in explained, column
 
 
 def test_a_daemon_that_just_started_is_shown_without_gaps() -> None:

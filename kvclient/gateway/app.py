@@ -32,7 +32,7 @@ from kvclient.gateway.openai import chat, completions, models, responses
 from kvclient.gateway.openai.chat_reply import ChatReply
 from kvclient.gateway.openai.completions_reply import CompletionsReply
 from kvclient.gateway.openai.responses_reply import ResponsesReply
-from kvclient.gateway.problems import not_found, refused, status_of
+from kvclient.gateway.problems import not_found, refused
 from kvclient.gateway.reply import Reply, send_error
 from kvclient.gateway.settings import Settings
 from kvclient.gateway.shape import Shape
@@ -62,6 +62,7 @@ class Gateway:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/v1/embeddings", self._embeddings, methods=["POST"]),
             Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
             Route("/healthz", self._health, methods=["GET"]),
             Route("/page/data", self._data, methods=["GET"]),
             Route("/page/prefixes", self._prefixes, methods=["GET"]),
@@ -84,15 +85,16 @@ class Gateway:
     def _generation(self, parse: Parse, shape: MakeShape) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Any:
             fields = await json_body(request, self.settings.max_body)
-            ask = self._prepared(parse(fields), fields, request.state.key)
+            ask = await self._prepared(parse(fields), fields, request.state.key)
             id: str = request.state.id
             return self._counted(Reply(self.client, ask, shape(ask, id, int(time.time())), id, self._done))
 
         return endpoint
 
-    def _prepared(self, ask: Ask, fields: Fields, key: str | None) -> Ask:
-        """Salt of the API key, rules for volatile text, and what the reply says about both."""
-        rules = self.settings.rules(ask.model)
+    async def _prepared(self, ask: Ask, fields: Fields, key: str | None) -> Ask:
+        """The model's name, salt of the API key, rules for volatile text, and what the reply says about them."""
+        model = ask.model or await self._only_model()
+        rules = self.settings.rules(model)
         notes: dict[str, Any] = {}
         bodies = []
         for body in ask.bodies:
@@ -108,7 +110,12 @@ class Gateway:
             bodies.append(changed)
         if ignored := fields.ignored():
             notes["ignored"] = ignored
-        return replace(ask, bodies=bodies, notes={**ask.notes, **notes})
+        return replace(ask, model=model, bodies=bodies, notes={**ask.notes, **notes})
+
+    async def _only_model(self) -> str:
+        """The name of the one model there is; "" where there are several: the daemon knows which is its default."""
+        known = await self.client.models()
+        return str(known[0]["name"]) if len(known) == 1 else ""
 
     def _counted(self, reply: Reply) -> Callable[[Scope, Receive, Send], Any]:
         """`reply` as an ASGI application that counts as live while it runs. Raises Busy when too many do."""
@@ -134,7 +141,7 @@ class Gateway:
         fields = await json_body(request, self.settings.max_body)
         body = messages.prompt_of(fields)
         body.pop("response_format", None)
-        ask = self._prepared(Ask(fields.text("model"), [body]), fields, None)
+        ask = await self._prepared(Ask(fields.text("model"), [body]), fields, None)
         return JSONResponse({"input_tokens": await self.client.count(ask.model or None, **ask.bodies[0])})
 
     async def _models(self, request: Request) -> Response:
@@ -164,7 +171,7 @@ class Gateway:
         try:
             seconds = await self.client.ping()
         except KvdError as problem:
-            return JSONResponse({"status": "unreachable", "message": problem.message}, status_of(problem))
+            return JSONResponse({"status": "unreachable", "message": problem.message}, 503)
         return JSONResponse({"status": "ok", "ping_ms": round(seconds * 1000, 2)})
 
     async def _data(self, request: Request) -> Response:

@@ -17,7 +17,7 @@ from kvclient.gateway.problems import refused
 from kvclient.gateway.reply import send_error
 from kvclient.gateway.settings import Settings
 
-OPEN: Final = frozenset({"/", "/healthz", "/page/access", *page.FILES})
+OPEN: Final = frozenset({"/", "/health", "/healthz", "/page/access", *page.FILES})
 """Paths that hold no data and need no key: the page asks for one before it asks for data."""
 BODY_S: Final = 60.0
 """How long a request's body may take to arrive."""

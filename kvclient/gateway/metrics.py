@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 KNOWN_PATHS: Final = frozenset({
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-    "/v1/models", "/v1/embeddings", "/metrics", "/healthz", "/", "/page/data",
+    "/v1/models", "/v1/embeddings", "/metrics", "/health", "/healthz", "/", "/page/data",
 })  # fmt: skip
 Gauges = dict[str, GaugeMetricFamily]
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -103,7 +103,8 @@ class Reply:
                 self._running -= 1
             if event.done is not None:
                 self._on_done(self._ask, event.done)
-                body = json.dumps(self._shape.whole(event.done), ensure_ascii=False).encode()
+                whole = {**self._shape.whole(event.done), "model": event.done.model or self._ask.model}
+                body = json.dumps(whole, ensure_ascii=False).encode()
                 await self._open(send, 200, b"application/json", [(b"content-length", str(len(body)).encode())])
                 await send({"type": "http.response.body", "body": body})
 

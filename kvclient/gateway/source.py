@@ -57,7 +57,8 @@ async def _merged(client: AsyncClient, ask: Ask, id: str) -> AsyncGenerator[Even
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     choices = [_moved(choice, number * ask.n) for number in sorted(ends) for choice in ends[number].choices]
-    yield Event("done", id, done=Completion(id, tuple(choices), _sum([end.stats for end in ends.values()])))
+    stats = _sum([end.stats for end in ends.values()])
+    yield Event("done", id, done=Completion(id, tuple(choices), stats, ends[0].model))
 
 
 def _moved(choice: Choice, by: int) -> Choice:

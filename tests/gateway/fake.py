@@ -75,6 +75,7 @@ class FakeDaemon:
         self.cancelled: list[str] = []
         self.cancel_seen = threading.Event()
         self.status = dict(STATUS)
+        self.models = MODELS
         self.folder = Path(tempfile.mkdtemp(prefix="kvd", dir="/tmp"))
         self.socket = self.folder / "s"
         self._stop = threading.Event()
@@ -124,7 +125,8 @@ class FakeDaemon:
             self._live.pop(body["id"], None)
             self.cancel_seen.set()
         answers: dict[str, dict[str, Any]] = {
-            "status": self.status, "models": {"models": MODELS}, "count": {"tokens": 17}, "cancel": {"cancelled": True},
+            "status": self.status, "models": {"models": self.models}, "count": {"tokens": 17},
+            "cancel": {"cancelled": True},
         }  # fmt: skip
         if message.kind == "count":
             self.asked.append(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,13 @@ import httpx
 import openai
 import pytest
 
+from kvclient.aio import AsyncClient
+from kvclient.errors import Busy
 from kvclient.gateway.auth import Guard, is_loopback, salt_of
 from kvclient.gateway.settings import Settings
 from kvclient.gateway.volatile import rules_named
 from tests.gateway.conftest import Served, serving
-from tests.gateway.fake import done
+from tests.gateway.fake import MODELS, done
 
 Serve = Callable[..., Served]
 BODY: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
@@ -35,7 +38,7 @@ def test_with_keys_nothing_that_holds_data_answers_without_one(serve: Serve) -> 
             assert reply.status_code == 401, (path, headers)
             error = reply.json()["error"]
             assert error["type"] == "authentication_error"
-    for path in ("/", "/healthz", "/page/page.js"):
+    for path in ("/", "/health", "/healthz", "/page/page.js"):
         assert httpx.get(served.url + path).status_code == 200
     assert served.daemon.asked == []
 
@@ -146,8 +149,10 @@ def test_every_reply_carries_its_request_id(serve: Serve) -> None:
 def test_without_a_daemon_errors_say_so_and_health_is_503(tmp_path: Any) -> None:
     with serving("/tmp/kvd-nobody-here") as url:
         reply = httpx.post(url + CHAT, json=BODY)
-        assert reply.status_code == 503 and "kvd serve" in reply.json()["error"]["message"]
-        assert httpx.get(url + "/healthz").status_code == 503
+        assert reply.status_code == 503 and "start it with" in reply.json()["error"]["message"]
+        for path in ("/health", "/healthz"):
+            health = httpx.get(url + path)
+            assert health.status_code == 503 and "no daemon at /tmp/kvd-nobody-here" in health.json()["message"]
         assert "kvd_up 0.0" in httpx.get(url + "/metrics").text
 
 
@@ -162,6 +167,40 @@ def test_rules_for_volatile_text_hold_for_the_named_model_and_show_in_the_reply(
     assert reply["kvd"]["volatile"] == [{"rule": "billing", "action": "blanked", "lines": 1}]
     plain = httpx.post(served.url + CHAT, json={"model": "", "messages": messages}).json()
     assert served.daemon.asked[1]["messages"] == messages and "volatile" not in plain["kvd"]
+
+
+def test_health_is_503_whatever_keeps_the_daemon_from_answering(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
+    served = serve()
+    assert httpx.get(served.url + "/health").json()["status"] == "ok"
+
+    async def full(client: AsyncClient) -> float:
+        raise Busy("its queue was full")
+
+    monkeypatch.setattr(AsyncClient, "ping", full)
+    reply = httpx.get(served.url + "/health")
+    assert (reply.status_code, reply.json()) == (503, {"status": "unreachable", "message": "its queue was full"})
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    (CHAT, {}), ("/v1/responses", {"input": "Hi"}), ("/v1/completions", {"prompt": "Hi"}),
+    ("/v1/completions", {"prompt": ["Hi", "Ho"]}), ("/v1/messages", {"max_tokens": 9}),
+])  # fmt: skip
+def test_a_request_that_names_no_model_is_answered_with_the_one_that_was_used(
+    serve: Serve, path: str, body: Any
+) -> None:
+    def script(asked: Any, model: str) -> Any:
+        yield "text", {"text": "Hello", "index": 0}
+        kind, end = done("Hello")
+        yield kind, {**end, "model": model or "the default"}
+
+    served = serve(script, Settings(volatile={"demo": rules_named(["billing"])}))
+    messages = {} if "input" in body or "prompt" in body else {"messages": [{"role": "user", "content": "Hi"}]}
+    assert httpx.post(served.url + path, json={**messages, **body}).json()["model"] == "the default"
+    served.daemon.models = MODELS[:1]
+    whole = httpx.post(served.url + path, json={**messages, **body}).json()
+    assert whole["model"] == "demo" and (not messages or "volatile" in whole["kvd"])
+    streamed = httpx.post(served.url + path, json={"stream": True, **messages, **body}).text
+    assert re.findall(r'"model":\s*"([^"]*)"', streamed)[0] == "demo" and '"model":""' not in streamed
 
 
 @pytest.mark.parametrize(

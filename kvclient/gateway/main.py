@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import socket
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from kvclient import __version__, paths
 from kvclient.errors import BadRequest, KvdError
 from kvclient.gateway.auth import Guard, is_loopback
-from kvclient.gateway.settings import DEFAULT_MAX_BODY, DEFAULT_MAX_REQUESTS, Settings
+from kvclient.gateway.settings import DEFAULT_MAX_BODY, DEFAULT_MAX_REQUESTS, EVERY_MODEL, Settings
 from kvclient.gateway.volatile import RULES, Rule, rules_named
 from kvclient.parser import USAGE, Parser
 
@@ -113,6 +114,7 @@ def _settings(options: argparse.Namespace, given: dict[str, Any]) -> Settings:
     if options.max_body < 1 or options.max_requests < 1:
         raise BadRequest("--max-body and --max-requests must be at least 1")
     rules = dict(_volatile(item) for item in options.volatile)
+    _tell_strangers(rules)
     return Settings(Guard(keys, options.cors_origin), rules, options.max_body, options.max_requests)
 
 
@@ -134,6 +136,13 @@ def _volatile(item: str) -> tuple[str, list[Rule]]:
     if not (model and equals and names):
         raise BadRequest(f"--volatile is MODEL=RULE,RULE, got {item!r}")
     return model, rules_named(name.strip() for name in names.split(","))
+
+
+def _tell_strangers(named: Iterable[str]) -> None:
+    """Models that are named but not here: they may be pulled later, or be misspelt."""
+    here = sorted(folder.name for folder in (paths.home() / "models").glob("[!.]*"))
+    for name in sorted(set(named) - {EVERY_MODEL, *here}) if here else ():
+        print(f"kv-gateway: --volatile: there is no model {name!r} yet, only {', '.join(here)}", file=sys.stderr)
 
 
 def _serve(host: str, port: int, settings: Settings) -> int:
@@ -168,6 +177,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(128)
     except OSError as problem:
+        if problem.errno == errno.EADDRINUSE:
+            raise BadRequest(f"port {port} of {host} is in use; take another with --port") from None
         raise BadRequest(f"cannot listen on {host} port {port}: {problem}") from None
     return listener
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,27 @@ def test_a_wrong_flag_is_one_line_and_exit_2(
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_rules_for_a_model_that_is_not_here_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVD_HOME", str(tmp_path))
+    (tmp_path / "models" / "demo").mkdir(parents=True)
+    given = [word for name in ("demo", "*", "nosuch") for word in ("--volatile", f"{name}=date")]
+    assert main([*given, "--port", "70000"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "kv-gateway: --volatile: there is no model 'nosuch' yet, only demo" and len(told) == 2
+
+
+def test_a_port_in_use_is_told_with_the_flag_that_changes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVD_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--port", str(port)]) == 2
+    assert capsys.readouterr().err == f"kv-gateway: port {port} of 127.0.0.1 is in use; take another with --port\n"
 
 
 def test_the_configuration_gives_defaults_and_its_host_needs_a_key_too(

@@ -54,7 +54,7 @@ def probe(path: Path, name: Path | None = None) -> None:
             if path.with_name(path.name + FULL_SUFFIX).exists():
                 raise Busy(f"the daemon at {name} has no connection left", socket=str(name)) from None
             raise Unreachable(
-                f"no daemon at {name}; start it with `kvd serve`, or set KVD_AUTOSTART=1", socket=str(name), absent=True
+                f"no daemon at {name}; start it with `kvd start`", socket=str(name), absent=True
             ) from None
         except BlockingIOError:
             raise Busy(f"the daemon at {name} takes no connection: its queue is full", socket=str(name)) from None

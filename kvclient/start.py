@@ -1,5 +1,5 @@
-"""Starting the daemon on demand, where the user allowed it: `KVD_AUTOSTART=1`, or `autostart = true` under `[daemon]`
-in `$KVD_HOME/kvd.toml`.
+"""Starting the daemon in the background: by `kvd start`, or on demand where the user allowed it (`KVD_AUTOSTART=1`, or
+`autostart = true` under `[daemon]` in `$KVD_HOME/kvd.toml`).
 
 Of many clients that find no daemon at once one holds a lock and starts it, the others wait for the socket. The lock
 only saves processes: that there is one daemon is decided by the daemon's own lock.
@@ -11,7 +11,7 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -71,10 +71,10 @@ def command() -> list[str]:
 
 class Start:
     """A start in progress: call `ready` until it is True, `POLL_S` apart (so a caller may await in between). Close it
-    in any case."""
+    in any case. `flags` are those of `kvd serve`; paths among them are relative to where this process is."""
 
-    def __init__(self, socket: Path, home: Path, report: Report) -> None:
-        self._socket, self._home, self._report = socket, home, report
+    def __init__(self, socket: Path, home: Path, report: Report, flags: Sequence[str] = ()) -> None:
+        self._socket, self._home, self._report, self._flags = socket, home, report, flags
         self._began = time.monotonic()
         self._ended: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,14 +129,15 @@ class Start:
         return True
 
     def _spawn(self) -> None:
-        words = command()
+        words = [*command(), *self._flags]
         import subprocess
 
         self._report(f"starting `{' '.join(words)}`")
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._home, start_new_session=True,
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                cwd=None if self._flags else self._home,
                 env={**os.environ, "KVD_HOME": str(self._home), "KVD_SOCKET": str(self._socket)},
             )  # fmt: skip
         except OSError as problem:
@@ -154,8 +155,10 @@ class Start:
 
 
 @contextmanager
-def starting(socket: Path, report: Report | None = None) -> Iterator[Start]:
-    start = Start(socket, paths.home(), report or say)
+def starting(
+    socket: Path, report: Report | None = None, home: Path | None = None, flags: Sequence[str] = ()
+) -> Iterator[Start]:
+    start = Start(socket, home or paths.home(), report or say, flags)
     try:
         yield start
     finally:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 VERBS = {
     "serve": "run the daemon in the foreground",
+    "start": "start it in the background, and wait until it answers",
     "stop": "stop the running daemon",
     "status": "what the daemon is doing",
     "doctor": "check this machine and say what to fix",
@@ -167,8 +168,8 @@ def _help() -> str:
             "",
             "  --version, --completion bash|zsh|fish",
             "",
-            "First steps:  kvd pull demo; kvd serve &",
-            '              kv "explain this" < README.md      (kv asks the daemon; see kv --help)',
+            "First steps:  kvd pull demo; kvd start",
+            '              kv "explain this" < LICENSE        (kv asks the daemon; see kv --help)',
             "",
             "Environment:  KVD_HOME (models, store, logs, kvd.toml), KVD_SOCKET",
             "Exit codes:   0 done, 2 usage, 65 bad input, 69 no daemon, 70 internal, 75 busy, 130 interrupted",

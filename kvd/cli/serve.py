@@ -4,7 +4,8 @@ It owns the models, their KV caches and the store on disk, and answers `kv`, `kv
 socket until it is stopped: SIGTERM or Ctrl-C drains running requests, a second one stops at once, SIGHUP reloads the
 configuration. Every key of kvd.toml is also a flag here; `kvd config show` prints the result.
 
-On a terminal the log is shown; in the background (`kvd serve &`) only its warnings are. `kvd logs` has all of it.
+On a terminal the log is shown; in the background only its warnings are. `kvd logs` has all of it. `kvd start` runs the
+same in the background and returns when it answers.
 
   kvd serve
   kvd serve --memory-limit 8GiB --store-limit 100GiB
@@ -29,11 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
     from kvclient import __version__
+    from kvd.cli.view import ready
     from kvd.front.app import serve
-    from kvd.units import format_size
 
-    def ready(budget: int) -> None:
-        room = f"{format_size(budget)} for models"
-        print(f'kvd {__version__} is ready in {config.home}, {room}; ask with kv "hello"', file=sys.stderr, flush=True)
+    def say(budget: int) -> None:
+        print(ready(__version__, config.home, budget), file=sys.stderr, flush=True)
 
-    return serve(config, ready=ready)
+    return serve(config, ready=say)

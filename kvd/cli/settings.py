@@ -26,5 +26,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def config_of(args: argparse.Namespace) -> Config:
     """Resolve what was parsed by a parser with `--home`, `--config` and `add_flags`."""
-    given = {name.removeprefix(_DEST): text for name, text in vars(args).items() if name.startswith(_DEST)}
-    return load(args.home, args.config, {path: text for path, text in given.items() if text is not None})
+    return load(args.home, args.config, _given(args))
+
+
+def flags_of(args: argparse.Namespace) -> list[str]:
+    """The same as words for `kvd serve`, but for the home."""
+    given = _given(args)
+    flags = [f"{setting.flag}={given[setting.path]}" for setting in settings() if setting.path in given]
+    return [f"--config={args.config}", *flags] if args.config else flags
+
+
+def _given(args: argparse.Namespace) -> dict[str, str]:
+    settings_of = {name.removeprefix(_DEST): text for name, text in vars(args).items() if name.startswith(_DEST)}
+    return {path: text for path, text in settings_of.items() if text is not None}

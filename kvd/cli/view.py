@@ -36,6 +36,11 @@ def page(status: Status, rates: Mapping[str, float] | None = None) -> Renderable
     return Group(*parts)
 
 
+def ready(version: str, home: object, budget: int) -> str:
+    """What a daemon says when it answers; `budget` in bytes."""
+    return f'kvd {version} is ready in {home}, {format_size(budget)} for models; ask with kv "hello"'
+
+
 def head(status: Status) -> list[str]:
     """Version and age, memory, store, and what was not computed so far."""
     memory = status.get("memory", {})

@@ -34,7 +34,7 @@ def test_the_shell_accepts_its_script(shell: str, capsys: pytest.CaptureFixture[
 def test_bash_completes_a_verb_and_its_flags() -> None:
     script = completion.bash()
     probe = 'COMP_WORDS=({}); COMP_CWORD={}; _kvd; echo "${{COMPREPLY[@]}}"'
-    cases = (("kvd sta", 1, "status"), ("kvd load --p", 2, "--pin"), ("kvd cache verif", 2, "verify"))
+    cases = (("kvd stat", 1, "status"), ("kvd load --p", 2, "--pin"), ("kvd cache verif", 2, "verify"))
     for words, at, expected in cases:
         done = subprocess.run(["bash", "-c", script + probe.format(words, at)], capture_output=True, text=True)
         assert done.stdout.split() == [expected], done.stderr

@@ -84,7 +84,7 @@ def test_the_config_file_decides(home: Path, text: str, expected: bool) -> None:
 
 def test_nobody_is_started_unasked(home: Path, daemon: None) -> None:
     assert start.allowed(home) is False
-    with Client() as kv, pytest.raises(Unreachable, match="start it with `kvd serve`"):
+    with Client() as kv, pytest.raises(Unreachable, match="start it with `kvd start`"):
         kv.status()
     assert pids(home, "started") == []
 

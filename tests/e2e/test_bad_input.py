@@ -68,7 +68,7 @@ def test_stdin_that_is_not_utf8_is_refused_before_anything_is_sent(daemon: Daemo
 
 def test_without_a_daemon_it_says_how_to_start_one(tmp_path: Path) -> None:
     with short_home() as home:
-        refused(run("kv", "hello", home=home), 69, "kvd serve")
+        refused(run("kv", "hello", home=home), 69, "kvd start")
 
 
 def test_a_socket_path_that_is_too_long_is_an_error_that_says_so(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ The columns of a model:
   KV        precision of its KV
   MEMORY    what it has of memory.limit: weights and KV pool
   POOL      size of its KV pool now
-  IN USE    share of the pool that running requests and pins hold
+  IN USE    share of the pool that running requests hold, or that is on its way to the store
   CACHED    share of the pool kept for later requests; gives way when room is needed
   LIVE      requests that its process has
   WAITING   requests not begun, at its process or before it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from kvclient import reasons, stdio
 from kvclient.bar import Bar
@@ -11,6 +11,9 @@ from kvclient.client import Client
 from kvclient.errors import Cancelled, Internal, KvdError
 from kvclient.events import Completion, Event, Stats
 from kvclient.options import Asked
+
+SLOW_S: Final = 10.0
+"""A prefill that took this long is explained without --stats too."""
 
 
 def answer(asked: Asked, body: dict[str, Any]) -> int:
@@ -24,17 +27,31 @@ def answer(asked: Asked, body: dict[str, Any]) -> int:
         finally:
             bar.clear()
             stream.close()
-    if asked.json:
-        stdio.write(json.dumps(_plain(done, asked), ensure_ascii=False) + "\n")
-    elif last != "\n":
-        stdio.write("\n")
-    if asked.stats:
-        stdio.error(figures(done.stats))
+        if asked.json:
+            stdio.write(json.dumps(_plain(done, asked), ensure_ascii=False) + "\n")
+        elif last != "\n":
+            stdio.write("\n")
+        if asked.stats:
+            stdio.error(figures(done.stats))
+        if asked.stats or done.stats.prefill_s >= SLOW_S:
+            for line in _warnings(kv, done.model, each=asked.stats):
+                stdio.complain(line)
     if done.finish_reason == "cancelled":
         return Cancelled.exit_code
     if done.finish_reason == "length" and (cut := _cut(done.stats, asked)):
         stdio.complain(f"the answer was cut after {done.stats.completion_tokens} tokens{cut}")
     return 0
+
+
+def _warnings(kv: Client, model: str, *, each: bool) -> list[str]:
+    """What the model was loaded with a warning for, each in its line or all in one."""
+    try:
+        models = kv.status().get("models", [])
+    except KvdError as problem:
+        return [f"the model's warnings cannot be had: {problem.message}"]
+    found = [str(warning) for one in models if one.get("name") == model for warning in one.get("warnings", [])]
+    lines = found if each or not found else ["; ".join(found)]
+    return [f"{model}: {line}" for line in lines]
 
 
 def _cut(stats: Stats, asked: Asked) -> str:

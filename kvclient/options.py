@@ -79,7 +79,7 @@ def parser() -> Quiet:
     add("--prompt-first", action="store_true", help="PROMPT before the document (shares less)")
     add("--raw", action="store_true", help="no chat template: the text is continued as it is")
     add("--json", action="store_true", help="one JSON object at the end: text, finish_reason, stats")
-    add("--stats", action="store_true", help="figures of the request on stderr")
+    add("--stats", action="store_true", help="figures of the request, and the model's warnings, on stderr")
     add("--timeout", type=float, metavar="S", help="give up after S seconds; work done is kept for the next try")
     add("--seed", type=int, metavar="N", help="the same draws again for the same N (default: random)")
     add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that make up P (default 1: all)")

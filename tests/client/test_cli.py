@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvclient import KvdError, __version__, wire
-from tests.client.fake import CHOICE, STATS, FakeDaemon
+from tests.client.fake import CHOICE, STATS, FakeDaemon, result
 
 KV = [sys.executable, "-c", "import sys; from kvclient.cli import main; sys.exit(main())"]
 LIMIT_S = 60
@@ -156,6 +156,43 @@ def test_stats_tell_when_the_model_had_to_be_loaded(daemon: FakeDaemon) -> None:
     assert b"loaded" not in kv("--stats", "hi").stderr
     daemon.scripts["generate"] = lambda message, send: send("done", loaded)
     assert b"the model was loaded first, in 12.3 s\n" in kv("--stats", "hi").stderr
+
+
+def told_by(daemon: FakeDaemon, *warnings: str, **stats: float) -> None:
+    """The model that answers, `tiny`, was loaded with these warnings; its stats are these."""
+    done = {"choices": [CHOICE], "stats": {**STATS, **stats}, "model": "tiny"}
+    said = {"index": 0, "text": CHOICE["text"]}
+    daemon.scripts["generate"] = lambda message, send: (send("text", said), send("done", done))
+    daemon.scripts["status"] = result(
+        models=[{"name": "big", "warnings": ["of another"]}, {"name": "tiny", "warnings": list(warnings)}]
+    )
+
+
+def test_stats_pass_on_what_the_model_was_loaded_with_a_warning_for(daemon: FakeDaemon) -> None:
+    told_by(daemon, "kept as stored", "path x is off")
+    done = kv("--stats", "hi")
+    assert done.stdout == b"Hello world\n"
+    assert done.stderr.endswith(b"kv: tiny: kept as stored\nkv: tiny: path x is off\n")
+    assert b"of another" not in done.stderr
+
+
+@pytest.mark.parametrize(("seconds", "warnings", "said"), [
+    (20.0, ["kept as stored", "path x is off"], b"kv: tiny: kept as stored; path x is off\n"), (20.0, [], b""),
+    (1.0, ["kept as stored"], b""),
+])  # fmt: skip
+def test_a_slow_prefill_is_explained_by_the_models_warnings_in_one_line(
+    daemon: FakeDaemon, seconds: float, warnings: list[str], said: bytes
+) -> None:
+    told_by(daemon, *warnings, prefill_s=seconds)
+    done = kv("hi")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Hello world\n", said)
+
+
+def test_warnings_that_cannot_be_had_do_not_make_a_finished_answer_fail(daemon: FakeDaemon) -> None:
+    daemon.scripts["status"] = lambda message, send: send("error", {"code": "busy", "message": "too many"})
+    done = kv("--stats", "hi")
+    assert (done.returncode, done.stdout) == (0, b"Hello world\n")
+    assert done.stderr.endswith(b"kv: the model's warnings cannot be had: too many\n")
 
 
 def test_an_answer_cut_by_the_context_is_not_cut_silently(daemon: FakeDaemon) -> None:

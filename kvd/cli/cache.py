@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     fields = fields_of(args)
+    if args.what == "clear" and not args.yes:
+        raise Usage(f"cache clear drops blocks that cost time to compute{also(args.model)}; say --yes")
     answer = ask(args.what, fields)
+    if others := answer.get("shared_with"):
+        print(f"kvd: the blocks were those of {cacheview.names(others)} as well: same weights", file=sys.stderr)
     if args.json:
         print_json(answer)
     else:
@@ -79,9 +84,14 @@ def fields_of(args: argparse.Namespace) -> dict[str, Any]:
         fields["model"] = args.model
     if args.ttl:
         fields["ttl_s"] = args.ttl
-    if args.what == "clear" and not args.yes:
-        raise Usage("cache clear drops blocks that cost time to compute; say --yes")
     return fields
+
+
+def also(model: str | None) -> str:
+    """Whose blocks a clear of `model` would drop besides its own."""
+    groups = ask("stats", {}).get("shared", ()) if model else ()
+    others = sorted({name for group in groups if model in group for name in group} - {model})
+    return f", those of {cacheview.names(others)} as well (same weights)" if others else ""
 
 
 def ask(verb: str, fields: dict[str, Any]) -> Answer:

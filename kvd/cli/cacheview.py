@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvd.cli.output import table, tokens
@@ -51,6 +51,11 @@ def stats(answer: Answer) -> RenderableType:
     rows += [[f"  {model}", format_size(size)] for model, size in sorted(answer.get("models", {}).items())]
     rows += [[COUNTERS.get(name) or _plain(name), tokens(count)] for name, count in answer.get("counters", {}).items()]
     return table(["", ""], rows)
+
+
+def names(models: Sequence[str]) -> str:
+    """a; a and b; a, b and c"""
+    return " and ".join(filter(None, [", ".join(models[:-1]), models[-1]]))
 
 
 def pins(answer: Answer) -> str:

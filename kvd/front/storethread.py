@@ -221,6 +221,8 @@ class StoreThread:
                 if found.hits or found.child is not None:
                     self._audience.join(namespace, ask.asker)
                 self._send(ask.asker, LookedUp(q, found.hits, found.child, found.child_rows, found.child_token))
+                if found.hits:
+                    self._guard("label", lambda s: s.label(namespace, ask.asker.model), None)
             case Reserve():
                 self._reserve(ask.asker, message)
             case Written():

@@ -63,8 +63,8 @@ class Core:
         """Names in `blocks` may not be on the drive yet (at a start: who knows)."""
         self.namespaces: set[bytes] = set()
         """those that have a folder"""
-        self.models: dict[bytes, str] = {}
-        """namespace -> name of its model, as the front labelled it"""
+        self.models: dict[bytes, tuple[str, ...]] = {}
+        """namespace -> names of the models that used it, as the front labelled it: several may have the same weights"""
         self.fixed = 0
         self.offline = ""
         """why the disk cannot be used now; empty: it can"""
@@ -90,8 +90,12 @@ class Core:
         lying = sum(o.disk for o in self.orphans.values())
         self.ledger.other = self.fixed + lying + sum(self.junk.values()) + sum(self.quarantined.values())
 
+    def owners(self, namespace: bytes) -> tuple[str, ...]:
+        """Names of the models of a namespace; its own where none is known."""
+        return self.models.get(namespace) or (namespace.hex(),)
+
     def model_of(self, namespace: bytes) -> str:
-        return self.models.get(namespace, namespace.hex())
+        return ", ".join(self.owners(namespace))
 
     def held(self, parent: bytes = b"") -> set[bytes]:
         """Chains that eviction must leave: pins, and the parents of what is being written or, `parent`, about to be."""
@@ -127,18 +131,20 @@ class Core:
         return ""
 
     def make_quota(self, namespace: bytes, nbytes: int, parent: bytes) -> bool:
-        """Room for `nbytes` within the quota of the namespace's model; False: there is none."""
+        """Room for `nbytes` within the quota of each of the namespace's models; False: there is none."""
         if not self.limits.quota:
             return True
-        model = self.model_of(namespace)
-        members = {n for n in self.table.by_namespace if self.model_of(n) == model} | {namespace}
-        pending = sum(r.nbytes for r in self.pending.values() if r.namespace in members)
-        used = sum(self.table.by_namespace.get(n, 0) for n in members)
-        need = used + pending + nbytes - self.limits.quota
-        if need > 0:
-            slots = [s for s in self.table if s.namespace in members]
-            need -= self.evict(need, slots, "quota", self.held(parent))
-        return need <= 0
+        for model in self.owners(namespace):
+            members = {n for n in self.table.by_namespace if model in self.owners(n)} | {namespace}
+            pending = sum(r.nbytes for r in self.pending.values() if r.namespace in members)
+            used = sum(self.table.by_namespace.get(n, 0) for n in members)
+            need = used + pending + nbytes - self.limits.quota
+            if need > 0:
+                slots = [s for s in self.table if s.namespace in members]
+                need -= self.evict(need, slots, "quota", self.held(parent))
+            if need > 0:
+                return False
+        return True
 
     def collect_junk(self, need: int | None = None, of: Collection[bytes] = ()) -> int:
         """Remove foreign files and quarantined shards until `need` bytes are free (None: all), of some namespaces or of

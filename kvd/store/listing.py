@@ -41,6 +41,7 @@ def stats(core: Core) -> dict[str, Any]:
         "offline": core.offline,
         "off": core.limits.off,
         "models": dict(by_model),
+        "shared": sorted({core.owners(n) for n in core.table.by_namespace if len(core.owners(n)) > 1}),
         "written_today_bytes": core.wear.today,
         "written_total_bytes": core.wear.total,
         "written_per_year_bytes": core.wear.per_year(),
@@ -58,7 +59,7 @@ def tree(core: Core, model: str | None = None) -> Listing:
     held = {slot.chain for chain in core.pins.held(core.clock()) for slot in core.table.path(chain)}
     tops = [s for s in core.table if s.parent not in core.table.slots]
     if model:
-        tops = [s for s in tops if model in (core.model_of(s.namespace), s.namespace.hex())]
+        tops = [s for s in tops if model in (*core.owners(s.namespace), s.namespace.hex())]
     runs = {run[0].chain: run for top in tops for run in _stretches(core, top)}
     used = {chain: max(s.used for s in run) for chain, run in runs.items()}
     tops.sort(key=lambda s: (core.model_of(s.namespace), s.namespace, -used[s.chain]))

@@ -119,8 +119,9 @@ def _load_small(core: Core) -> None:
 
 
 def _load_names(core: Core, text: bytes) -> None:
-    names = json.loads(text)
-    core.models.update({bytes.fromhex(namespace): str(model) for namespace, model in names.items()})
+    for namespace, names in json.loads(text).items():
+        of = [names] if isinstance(names, str) else names  # one name may stand alone
+        core.models[bytes.fromhex(namespace)] = tuple(str(name) for name in of)
 
 
 def _trusted(core: Core) -> bool:

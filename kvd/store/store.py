@@ -163,11 +163,12 @@ class Store:
             return core.pins.remove(chain)
 
     def label(self, namespace: bytes, model: str) -> None:
-        """Remember which model a namespace belongs to: for `ls`, quotas and import. Raises StoreError."""
+        """Remember a model that a namespace belongs to: for `ls`, quotas and import. Raises StoreError."""
         core = self.core
-        if core.models.get(namespace) == model:
+        names = core.models.get(namespace, ())
+        if model in names:
             return
-        core.models[namespace] = model
+        core.models[namespace] = tuple(sorted((*names, model)))
         text = json.dumps({n.hex(): m for n, m in sorted(core.models.items())}, indent=1).encode()
         with self._as_store_error("label"):
             replace_whole(core.files, core.tree.small("names.json"), text, core.limits.durable)

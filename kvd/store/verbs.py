@@ -87,11 +87,12 @@ def _clear(store: Store, fields: Mapping[str, Any]) -> Steps:
         return {**_reported((yield from upkeep.clear(store.core))), "namespaces": []}
     core = store.core
     known = set(core.table.by_namespace) | set(core.models) | core.namespaces
-    namespaces = {n for n in known if model in (core.model_of(n), n.hex())}
+    namespaces = {n for n in known if model in (*core.owners(n), n.hex())}
     if not namespaces:
         raise BadRequest(f"nothing is stored for a model {model!r}", model=model)
     report = yield from upkeep.clear(core, namespaces)
-    return {**_reported(report), "namespaces": sorted(n.hex() for n in namespaces)}
+    shared = {name for n in namespaces for name in core.models.get(n, ())} - {model}
+    return {**_reported(report), "namespaces": sorted(n.hex() for n in namespaces), "shared_with": sorted(shared)}
 
 
 def _rebuild(store: Store, fields: Mapping[str, Any]) -> Steps:

@@ -14,6 +14,7 @@ from kvd.cli import main as cli
 from kvd.front.storelike import DISK, open_store
 from kvd.home import Home, Lock
 from torments.actor import Actor
+from torments.blocks import NAMESPACE
 
 
 @pytest.fixture
@@ -94,6 +95,21 @@ def test_clear_wants_a_yes(home: Home, capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["cache", "clear"]) == 2
     assert "--yes" in capsys.readouterr().err
     assert cli.main(["cache", "clear", "--yes"]) == 0
+
+
+def test_a_clear_of_one_model_says_who_shares_its_blocks(
+    home: Home, store: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_store(config.load()) as full:
+        Actor(full).put([1, 2, 3])
+        for name in ("demo", "two", "three"):
+            full.label(NAMESPACE, name)
+    assert cli.main(["cache", "clear", "--model", "two"]) == 2
+    assert "those of demo and three as well (same weights); say --yes" in capsys.readouterr().err
+    assert cli.main(["cache", "clear", "--model", "two", "--yes"]) == 0
+    assert capsys.readouterr().err == "kvd: the blocks were those of demo and three as well: same weights\n"
+    assert cli.main(["cache", "clear", "--model", "two"]) == 2
+    assert "demo" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("store")

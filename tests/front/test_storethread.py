@@ -159,7 +159,7 @@ def test_questions_are_answered_in_order_by_one_thread_that_is_not_the_loops() -
         assert await thread.do(lambda s: s.stats()) == {"blocks": 3, "counters": {"lookups": 2}}
 
     with_store(store, test)
-    assert store.calls == ["lookup", "label demo", "reserve", "touched", "quarantine", "commit", "close"]
+    assert store.calls == ["lookup", "label demo", "label demo", "reserve", "touched", "quarantine", "commit", "close"]
     assert len(store.thread) == 1 and threading.get_ident() not in store.thread
 
 

@@ -100,6 +100,19 @@ def test_a_model_stays_within_its_quota_and_leaves_others_alone(world: World) ->
     assert actor.store.stats()["models"]["demo"]
 
 
+def test_blocks_of_two_models_count_for_the_quota_of_both(world: World) -> None:
+    actor = world.open(quota=60_000)
+    for namespace, name in ((NAMESPACE, "demo"), (NAMESPACE, "two"), (b"s" * 16, "demo"), (b"t" * 16, "two")):
+        actor.store.label(namespace, name)
+    world.reopen(quota=60_000)
+    spaces = (NAMESPACE, b"s" * 16, b"t" * 16)
+    for n in range(30):
+        Actor(world.stores[-1], namespace=spaces[n % 3]).put([n + 100, 5])
+        held = [world.stores[-1].core.table.by_namespace.get(space, 0) for space in spaces]
+        assert held[0] + held[1] <= 60_000 and held[0] + held[2] <= 60_000
+    assert all(held)
+
+
 def test_free_space_is_left_to_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvd.store.files import RealFiles, Space
 

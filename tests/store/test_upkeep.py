@@ -76,6 +76,17 @@ def test_clear_drops_everything_or_one_models_blocks(full: Actor) -> None:
     assert full.put(PROMPT) == len(PROMPT)
 
 
+def test_models_with_the_same_weights_share_their_blocks_and_a_clear_says_so(full: Actor) -> None:
+    for name in ("two", "demo", "two"):
+        full.store.label(NAMESPACE, name)
+    assert {node["model"] for node in perform(full.store, "ls", {"model": "two"})["prefixes"]} == {"demo, two"}
+    stats = full.store.stats()
+    assert list(stats["models"]) == ["demo, two"] and stats["shared"] == [("demo", "two")]
+    answer = perform(full.store, "clear", {"model": "two"})
+    assert (answer["checked"], answer["shared_with"]) == (4, ["demo"])
+    assert full.store.stats()["shared"] == []
+
+
 def test_clearing_one_model_takes_its_damaged_and_old_files_too_and_no_others(full: Actor) -> None:
     other = Actor(full.store, namespace=b"o" * 16)
     for actor, name in ((full, "demo"), (other, "other")):

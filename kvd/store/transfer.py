@@ -1,6 +1,8 @@
-"""One prefix from one machine to another, as one file that is the same bytes for the same blocks.
+"""One prefix from one machine to another, as one file that is the same bytes for the same blocks of
+models with the same names.
 
-    magic ‖ u32 LE length ‖ JSON {namespace, shards: [{chain, size, checksum}]}, root first ‖ the shard files ‖ SHA-256
+    magic ‖ u32 LE length ‖ JSON ‖ the shard files, root first ‖ SHA-256
+    JSON: {namespace, models, shards: [{chain, size, checksum}]}
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def _write(store: Store, path: list[Slot], fd: int) -> Generator[tuple[int, int]
     """Returns the size of the export in bytes."""
     core = store.core
     shards = [{"chain": s.chain.hex(), "size": s.size, "checksum": s.checksum.hex()} for s in path]
-    text = json.dumps({"namespace": path[0].namespace.hex(), "shards": shards}, separators=(",", ":")).encode()
+    space = path[0].namespace
+    fields = {"namespace": space.hex(), "models": core.models.get(space, ()), "shards": shards}
+    text = json.dumps(fields, separators=(",", ":")).encode()
     digest = hashlib.sha256()
     scratch = bytearray()
     at = 0
@@ -110,12 +114,14 @@ def import_(store: Store, source: str, namespace: bytes | None = None) -> Round:
         raise BadRequest(f"cannot read {source}: {problem.strerror}", path=source) from None
     try:
         size = core.files.stat(source).size
-        theirs, pieces = _manifest(core.files, fd, source, size)
+        theirs, models, pieces = _manifest(core.files, fd, source, size)
         known = {namespace} if namespace else set(core.models) | set(core.table.by_namespace)
         if theirs not in known:
             raise BadRequest(
-                f"{source} belongs to namespace {theirs.hex()}: another model, KV precision, block size or salt",
-                theirs=theirs.hex(), known=sorted(n.hex() for n in known),
+                f"{source} is of {' or '.join(models) or 'a model'} (namespace {theirs.hex()}), of which nothing was "
+                "ever stored here: ask the model once (`kv -m NAME hello`), then import again; if that does not help, "
+                "its weights, KV precision, block size or salt are others",
+                theirs=theirs.hex(), models=list(models), known=sorted(n.hex() for n in known),
             )
         _verify_digest(core.files, fd, source, size)
         stored = tokens = 0
@@ -167,7 +173,8 @@ def _take(store: Store, fd: int, piece: Piece, namespace: bytes, source: str) ->
     return True, len(head.tokens)
 
 
-def _manifest(files: Files, fd: int, source: str, size: int) -> tuple[bytes, list[Piece]]:
+def _manifest(files: Files, fd: int, source: str, size: int) -> tuple[bytes, tuple[str, ...], list[Piece]]:
+    """(namespace, names of the models it had where it was exported, blocks). Raises BadRequest, OSError."""
     start = len(MAGIC) + 4
     head = _exactly(files, fd, 0, min(start, size))
     length = int.from_bytes(head[len(MAGIC) :], "little")
@@ -184,11 +191,12 @@ def _manifest(files: Files, fd: int, source: str, size: int) -> tuple[bytes, lis
             at += piece.size
             pieces.append(piece)
         namespace = bytes.fromhex(manifest["namespace"])
+        models = tuple(str(name) for name in manifest.get("models", ()))
     except (ValueError, KeyError, TypeError):
         raise BadRequest(f"{source} is not an export of kvd", path=source) from None
     if at + DIGEST != size:
         raise BadRequest(f"{source} is cut short: {size} bytes, {at + DIGEST} expected", path=source, size=size)
-    return namespace, pieces
+    return namespace, models, pieces
 
 
 def _verify_digest(files: Files, fd: int, source: str, size: int) -> None:
@@ -225,4 +233,4 @@ def _exactly(files: Files, fd: int, at: int, size: int) -> bytes:
 def file_name(store: Store, chain: bytes) -> str:
     """A name for the export of the prefix that ends with `chain`."""
     slot = store.core.table.slots[chain]
-    return f"{os.path.basename(store.core.model_of(slot.namespace))}-{chain.hex()[:12]}{SUFFIX}"
+    return f"{os.path.basename(store.core.owners(slot.namespace)[0])}-{chain.hex()[:12]}{SUFFIX}"

@@ -56,9 +56,25 @@ def test_an_export_of_another_namespace_is_refused_with_both(exported: Path, tmp
     actor.store.label(b"x" * 16, "other weights")
     with pytest.raises(BadRequest, match=NAMESPACE.hex()) as caught:
         perform(actor.store, "import", {"file": str(exported)})
-    assert caught.value.details == {"theirs": NAMESPACE.hex(), "known": [(b"x" * 16).hex()]}
+    assert caught.value.details == {"theirs": NAMESPACE.hex(), "models": [], "known": [(b"x" * 16).hex()]}
     assert len(actor.store.core.table) == 0
     actor.store.close()
+
+
+def test_an_export_of_a_model_that_was_never_asked_here_says_which_and_what_to_do(
+    actor: Actor, tmp_path: Path
+) -> None:
+    actor.put(PROMPT)
+    for name in ("two", "demo"):
+        actor.store.label(NAMESPACE, name)
+    target = str(tmp_path / "named.kvd")
+    perform(actor.store, "export", {"chain": actor.blocks(PROMPT)[-1].chain.hex(), "file": target})
+    other = other_store(tmp_path)
+    with pytest.raises(BadRequest, match=r"is of demo or two .* ask the model once .* then import again"):
+        perform(other.store, "import", {"file": target})
+    other.store.label(NAMESPACE, "mine")
+    assert perform(other.store, "import", {"file": target})["stored"] == 3
+    other.store.close()
 
 
 def test_a_damaged_or_foreign_file_changes_nothing(exported: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ VERBS = {
     "status": "what the daemon is doing",
     "doctor": "check this machine and say what to fix",
     "pull": "bring a model in: demo, a Hugging Face repo, a GGUF file or an MLX folder",
+    "rm": "remove a model from the disk",
     "models": "models that are here, and which are loaded",
     "load": "load a model now",
     "unload": "give a model's memory back",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvd.cli import cacheview
 from kvd.cli.output import table, tokens
 from kvd.units import format_age, format_size
 
@@ -142,7 +143,8 @@ def progress_cell(request: Mapping[str, Any]) -> str:
 
 
 def problems(status: Status) -> list[str]:
-    """What to look at: models that are down or crashed, a disk that hangs, warnings, too many connections."""
+    """What to look at: models that are down or crashed, a disk that hangs, warnings, what a lower limit took, too many
+    connections."""
     notes = []
     for model in status.get("models", []):
         if model.get("state") == "down":
@@ -154,6 +156,8 @@ def problems(status: Status) -> list[str]:
             notes.append(f"{model['name']}: the disk does not answer ({model['reads_hung']} reads are waiting);"
                          " prompts are computed until it does")  # fmt: skip
         notes += [f"{model['name']}: {warning}" for warning in model.get("warnings", [])]
+    if said := cacheview.trimmed(status.get("store", {})):
+        notes.append(f"the store dropped {said}")
     if status.get("clients", {}).get("gated"):
         notes.append("too many connections: new ones wait")
     return notes

@@ -85,6 +85,8 @@ def test_what_a_lower_limit_took_is_shown_with_the_pins_it_cost() -> None:
     assert "dropped" not in printed(cacheview.stats(STATS))
     text = printed(cacheview.stats({**STATS, "trimmed": {"blocks": 1_234, "bytes": 2**30, "pinned": 3}}))
     assert "1,234 blocks (1 GiB), 3 of them pinned: the store held more than store.limit (9.54 MiB) allows" in text
+    store = {"limit": 10_000_000, "trimmed": {"blocks": 1_234, "bytes": 2**30, "pinned": 0}}
+    assert "the store dropped 1,234 blocks (1 GiB), none of them pinned" in printed(view.page({"store": store}))
     assert "0 (2 more wait for their block" in printed(cacheview.stats({**STATS, "pins_waiting": 2}))
 
 

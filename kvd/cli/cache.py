@@ -6,12 +6,13 @@
   kvd cache gc                 collect foreign files, leftovers and what is over the limits
   kvd cache clear --yes        drop everything, or what one model has (--model M); loaded models forget it too
   kvd cache rebuild            make the index anew from the blocks
-  kvd cache export CHAIN FILE  one prefix as a file, for another machine
+  kvd cache export CHAIN FILE  one prefix as a file, for another machine; --force replaces one that is there
   kvd cache import FILE        take such a file in; refused when it is of other weights or settings
   kvd cache pin CHAIN          keep a prefix (as `ls` names it) from eviction; --ttl 7d lets it expire
   kvd cache unpin CHAIN
 
---json prints the whole answer.
+In `ls` PREFIX is where a prefix first differs from its siblings, so it changes as they come and go; CHAIN is its name.
+HITS count anew after a rebuild. --json prints the whole answer.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="M", help="ls, clear: only this model's blocks")
     parser.add_argument("--ttl", type=duration, metavar="TIME", help="pin: it ends after this time")
     parser.add_argument("--yes", action="store_true", help="clear: yes, drop it")
+    parser.add_argument("--force", action="store_true", help="export: replace a file that is there")
     parser.add_argument("--json", action="store_true", help="the whole answer as JSON")
 
 
@@ -58,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     fields = fields_of(args)
     if args.what == "clear" and not args.yes:
         raise Usage(f"cache clear drops blocks that cost time to compute{also(args.model)}; say --yes")
+    if args.what == "export" and not args.force and Path(fields["file"]).exists() and not agreed(fields["file"]):
+        raise BadRequest(f"{fields['file']} is there already; say --force to replace it", path=fields["file"])
     answer = ask(args.what, fields)
     if others := answer.get("shared_with"):
         print(f"kvd: the blocks were those of {cacheview.names(others)} as well: same weights", file=sys.stderr)
@@ -77,7 +81,7 @@ def fields_of(args: argparse.Namespace) -> dict[str, Any]:
     fields: dict[str, Any] = dict(zip(names, args.arguments, strict=True))
     if "file" in fields:
         fields["file"] = str(Path(fields["file"]).expanduser().absolute())
-    for option, verbs in (("model", ("ls", "clear")), ("ttl", ("pin",)), ("yes", ("clear",))):
+    for option, verbs in (("model", ("ls", "clear")), ("ttl", ("pin",)), ("yes", ("clear",)), ("force", ("export",))):
         if getattr(args, option) and args.what not in verbs:
             raise Usage(f"cache {args.what} takes no --{option}")
     if args.model:
@@ -85,6 +89,14 @@ def fields_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.ttl:
         fields["ttl_s"] = args.ttl
     return fields
+
+
+def agreed(file: str) -> bool:
+    """Whether a person at a terminal wants this file replaced; nobody there is a no."""
+    if not sys.stdin.isatty():
+        return False
+    print(f"{file} is there already; replace it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def also(model: str | None) -> str:
@@ -114,7 +126,8 @@ def offline(verb: str, fields: dict[str, Any]) -> Answer:
 
     config = load()
     home, root = Home(config.home), str(config.store_path)
-    none = BadRequest(f"no store yet: {root} is begun by `kvd serve`", path=root)
+    then = "; ask the model once (`kv -m NAME hello`), then import again" if verb == "import" else ""
+    none = BadRequest(f"no store yet: {root} is begun by `kvd serve`{then}", path=root)
     if not home.run.is_dir() and not mount.has_store(root):
         raise none
     home.create()

@@ -52,12 +52,15 @@ def leaves(store: Store, namespace: bytes | None = None) -> list[bytes]:
 def export(store: Store, chain: bytes, target: str) -> Round:
     """Write the prefix that ends with block `chain` to the file `target` (replaced if there).
 
-    Raises StoreError: not stored, a shard is damaged, the file cannot be written."""
+    Raises BadRequest: there is no such folder. StoreError: not stored, a shard is damaged, the file cannot be
+    written."""
     core = store.core
     path = core.table.path(chain)[::-1]
     if not path or path[0].parent != path[0].namespace:
         raise StoreError(f"no stored prefix ends with block {chain.hex()}", chain=chain.hex())
     temp = target + TEMP_SUFFIX
+    if not os.path.isdir(os.path.dirname(target)):
+        raise BadRequest(f"cannot export: {os.path.dirname(target)} is no folder", path=target)
     discard(core.files, temp)
     try:
         fd = core.files.create(temp)

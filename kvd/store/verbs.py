@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Mapping
+from string import hexdigits
 from typing import Any, Final
 
 from kvclient.errors import BadRequest, StoreError
@@ -137,8 +138,10 @@ def _needed(fields: Mapping[str, Any], name: str) -> str:
 
 
 def find(store: Store, text: str) -> Slot:
-    """The block whose chain begins with the hex digits `text`. Raises BadRequest: none, several, too short."""
+    """The block whose chain begins with the hex digits `text`. Raises BadRequest: none, several, too short, not hex."""
     text = text.lower()
+    if set(text) - set(hexdigits):
+        raise BadRequest(f"{text!r} is not hexadecimal: a block is named as CHAIN of `kvd cache ls`", chain=text)
     if len(text) < SHORTEST:
         raise BadRequest(f"{text!r} is too short to name a block: {SHORTEST} digits or more", chain=text)
     found = [slot for chain, slot in store.core.table.slots.items() if chain.hex().startswith(text)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ def store(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["stats"], ["ls"], ["verify"], ["gc"], ["rebuild"], ["clear", "--yes"], ["pin", "abcd"], ["import", "f"]]
+    "words", [["stats"], ["ls"], ["verify"], ["gc"], ["rebuild"], ["clear", "--yes"], ["pin", "abcd"]]
 )
 def test_where_no_store_is_yet_it_says_so_and_makes_nothing(
     home: Home, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -44,6 +45,12 @@ def test_where_no_store_is_yet_it_says_so_and_makes_nothing(
     shown = capsys.readouterr().err
     assert shown == f"kvd: no store yet: {home.root}/new/store is begun by `kvd serve`\n"
     assert list(home.root.iterdir()) == []
+
+
+def test_an_import_where_no_store_is_yet_says_how_to_get_one(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["cache", "import", "f"]) == 65
+    shown = capsys.readouterr().err
+    assert "is begun by `kvd serve`; ask the model once (`kv -m NAME hello`), then import again" in shown
 
 
 def test_a_home_with_models_only_gets_no_store_by_a_look(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +129,8 @@ def test_a_clear_of_one_model_says_who_shares_its_blocks(
         (["import", "/none.kvd"], "/none.kvd", 65),
         (["pin", "abcdef"], "abcdef", 65),
         (["pin", "ab"], "ab", 65),
+        (["pin", "zzzz"], "'zzzz' is not hexadecimal", 65),
+        (["stats", "--force"], "takes no --force", 2),
     ],
 )
 def test_mistakes_are_one_line_and_say_whose(
@@ -131,6 +140,34 @@ def test_mistakes_are_one_line_and_say_whose(
     shown = capsys.readouterr().err
     assert said in shown
     assert len(shown.splitlines()) == 1
+
+
+def test_an_export_replaces_no_file_unasked(
+    home: Home, store: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store(config.load()) as full:
+        Actor(full).put([1, 2, 3])
+        (slot,) = full.core.table
+    target = home.root / "f.kvd"
+    words = ["cache", "export", slot.chain.hex(), str(target)]
+    assert cli.main(["cache", "export", slot.chain.hex(), str(home.root / "no" / "f.kvd")]) == 65
+    assert f"{home.root}/no is no folder" in capsys.readouterr().err
+    target.write_text("mine")
+    assert cli.main(words) == 65
+    assert "is there already; say --force" in capsys.readouterr().err
+    for answer in ("n", ""):
+        monkeypatch.setattr("sys.stdin", Terminal(answer + "\n"))
+        assert cli.main(words) == 65
+    assert target.read_text() == "mine"
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert cli.main(words) == 0 and target.read_bytes().startswith(b"kvd-export")
+    target.write_text("mine")
+    assert cli.main([*words, "--force"]) == 0 and target.read_bytes().startswith(b"kvd-export")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_a_home_in_use_is_refused_with_the_pid(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

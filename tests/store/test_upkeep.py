@@ -134,7 +134,7 @@ def test_pins_are_set_and_removed_by_the_first_digits_of_a_chain(full: Actor) ->
     assert perform(full.store, "pin", {"chain": chain[:8], "ttl_s": 60.0})["expires"]
     assert perform(full.store, "unpin", {"chain": chain[:8]}) == {"chain": chain, "unpinned": True}
     assert perform(full.store, "unpin", {"chain": chain[:8]})["unpinned"] is False
-    for wrong, message in (("00", "too short"), ("zzzzzzzz", "no stored blocks")):
+    for wrong, message in (("00", "too short"), ("zzzz", "not hexadecimal"), ("00000000", "no stored blocks")):
         with pytest.raises(BadRequest, match=message):
             perform(full.store, "pin", {"chain": wrong})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -92,6 +92,14 @@ class Arrival:
 
     # --- readers
 
+    def path(self, block: int) -> str:
+        return self.orders[block].entry.path
+
+    @property
+    def missing(self) -> Iterator[int]:
+        """Blocks of which a piece has not come."""
+        return (block for block, pieces in enumerate(self._missing) if pieces)
+
     def read(self, files: Files, group: int, block: int) -> bool:
         """Carry out one piece. Never raises for what the file is or does. True: the engine is to be told."""
         failure = None
@@ -169,9 +177,8 @@ class Arrival:
         """Blocks of which a piece is missing have failed; a reader may still be at one of them."""
         with self._news:
             self.stopped = True
-            for block, missing in enumerate(self._missing):
-                if missing:
-                    self.failures.setdefault(block, Failure(READ_FAILED))
+            for block in self.missing:
+                self.failures.setdefault(block, Failure(READ_FAILED))
 
     def tokens(self, block: int) -> tuple[int, ...]:
         """Token ids of a block that came."""

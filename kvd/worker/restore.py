@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import structlog
@@ -17,10 +17,12 @@ log = structlog.get_logger()
 
 
 class Readers:
-    """Threads that read shards in parallel. `told(arrival)` is called on one of them for every group that is through,
-    or every piece, as the arrival wants it, and for every piece that comes back after its arrival was stopped.
+    """Threads that read shards in parallel, a file by one of them at a time. `told(arrival)` is called on one of them
+    for every group that is through, or every piece, as the arrival wants it, and for every piece that comes back after
+    its arrival was stopped or while another read hangs.
 
-    A disk that hangs holds a thread within a read: there is no other end to that than the read's own.
+    A disk that hangs holds a thread within a read: there is no other end to that than the read's own. One file that
+    hangs holds one thread: what else is wanted of it waits behind that.
     """
 
     def __init__(
@@ -30,8 +32,10 @@ class Readers:
         self.files = files
         self._told = told
         self._clock = clock
-        self._pieces: queue.SimpleQueue[tuple[Arrival, int, int] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._pieces: deque[tuple[Arrival, int, int]] = deque()
+        """(arrival, group, block) that nobody reads yet, in order"""
+        self._lock = threading.Condition()
+        """notified of new pieces, and of the end"""
         self._reading: dict[int, tuple[Arrival, int, float]] = {}
         """by thread: whose block it reads, which, and since when"""
         self._back_at = clock()
@@ -46,9 +50,10 @@ class Readers:
 
     def submit(self, arrival: Arrival) -> None:
         """Read all of it, group by group."""
-        for group in range(len(arrival.groups)):
-            for block in range(len(arrival.orders)):
-                self._pieces.put((arrival, group, block))
+        groups, blocks = range(len(arrival.groups)), range(len(arrival.orders))
+        with self._lock:
+            self._pieces.extend((arrival, group, block) for group in groups for block in blocks)
+            self._lock.notify_all()
 
     # --- a disk that hangs
 
@@ -66,12 +71,15 @@ class Readers:
         return bool(since) and self._clock() >= min(since) + HUNG_S
 
     def due(self, arrival: Arrival) -> float:
-        """When an arrival is to be stopped, if no read comes back until then: one of its own, or one of every thread,
-        has then taken HUNG_S."""
+        """When an arrival is to be stopped, if no read comes back until then: one of its own, one of those that all the
+        rest of it waits behind, or one of every thread, has then taken HUNG_S."""
         with self._lock:
             reading = list(self._reading.values())
         if own := [since for whose, _, since in reading if whose is arrival]:
             return min(own) + HUNG_S
+        read = {whose.path(block): since for whose, block, since in reading}
+        if all(arrival.path(block) in read for block in arrival.missing):
+            return HUNG_S + min((read[arrival.path(block)] for block in arrival.missing), default=self._clock())
         busy = len(reading) == len(self._threads)
         return HUNG_S + (max(since for _, _, since in reading) if busy else self._clock())
 
@@ -79,9 +87,11 @@ class Readers:
         """Begin nothing more of it. Afterwards nobody writes to its blocks but those that `reading` names."""
         with self._lock:
             arrival.stop()
+            self._pieces = deque(piece for piece in self._pieces if piece[0] is not arrival)
             warned, self._warned = self._warned, True
+            whose, block, _ = min(self._reading.values(), key=lambda read: read[2], default=(arrival, 0, 0.0))
         if not warned:
-            path = arrival.orders[0].entry.path
+            path = whose.path(block)
             log.warning("the disk hangs: what it has of prompts is computed", seconds=HUNG_S, path=path)
 
     def reading(self, arrival: Arrival) -> set[int]:
@@ -92,9 +102,9 @@ class Readers:
     def close(self, wait_s: float) -> None:
         """Ends the threads after the pieces in hand; what was not begun is left. Waits at most `wait_s` seconds, not at
         all for a disk that hangs."""
-        self._closing = True
-        for _ in self._threads:
-            self._pieces.put(None)
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
         until = time.monotonic() + (0.0 if self.hung else wait_s)
         for thread in self._threads:
             thread.join(max(until - time.monotonic(), 0.0))
@@ -102,25 +112,37 @@ class Readers:
     # --- its threads
 
     def _run(self, number: int) -> None:
-        while (piece := self._pieces.get()) is not None and not self._closing:
+        while (piece := self._next(number)) is not None:
             arrival, group, block = piece
-            with self._lock:  # of one that was stopped nothing is begun: see `stop`
-                if arrival.stopped:
-                    continue
-                self._reading[number] = arrival, block, self._clock()
             through = arrival.read(self.files, group, block)
-            self._back(number)
-            if through or arrival.stopped:
+            hangs = self._back(number)
+            if through or hangs or arrival.stopped:
                 self._told(arrival)
 
-    def _back(self, number: int) -> None:
+    def _next(self, number: int) -> tuple[Arrival, int, int] | None:
+        """The first piece of a file that nobody reads, when there is one; None at the end."""
+        with self._lock:
+            while not self._closing:
+                read = {arrival.path(block) for arrival, block, _ in self._reading.values()}
+                for at, (arrival, group, block) in enumerate(self._pieces):
+                    if arrival.path(block) not in read:
+                        del self._pieces[at]
+                        self._reading[number] = arrival, block, self._clock()
+                        return arrival, group, block
+                self._lock.wait()
+        return None
+
+    def _back(self, number: int) -> bool:
+        """A read came back, and its thread takes the next piece. True: another one hangs."""
         with self._lock:
             del self._reading[number]
             self._back_at = self._clock()
-            again = self._warned and not self._held()
-            self._warned = self._warned and not again
+            hangs = self._held() > 0
+            again = self._warned and not hangs
+            self._warned = self._warned and hangs
         if again:
             log.info("the disk answers again")
+        return hangs
 
     def _held(self) -> int:
         now = self._clock()

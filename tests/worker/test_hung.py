@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from kvd.store.files import RealFiles
-from kvd.worker import fetch, restore
+from kvd.worker import arrival, fetch, restore
 from kvd.worker.assemble import READERS
-from kvd.worker.patience import HUNG_S
-from kvd.worker.restore import Readers
 from kvd.worker.scheduler import Limits
 from tests.worker.gate import Gate
 from tests.worker.rig import PATIENCE, Answer, B, Rig, counts, ids, same, until
@@ -73,11 +68,13 @@ def rig(request: pytest.FixtureRequest, gate: Hanging, monkeypatch: pytest.Monke
 
 
 def hang(
-    rig: Rig, gate: Hanging, tokens: list[int], first: int = 0, *, reads: int = READERS, **body: Any
+    rig: Rig, gate: Hanging, tokens: list[int], first: int = 0, stop: int | None = None, *, reads: int = READERS,
+    **body: Any,
 ) -> Answer:
-    """Memory is gone, and the shards of a prompt's blocks from `first` on hang: asked for it, so many reads do."""
+    """Memory is gone, and the shards of a prompt's blocks from `first` on hang, below `stop` if that is given: asked
+    for it, so many reads do."""
     rig.on_engine(rig.cache.clear)
-    gate.held = {os.stat(rig.shard(tokens, at)).st_ino for at in range(first, len(tokens) // B)}
+    gate.held = {os.stat(rig.shard(tokens, at)).st_ino for at in range(first, stop or len(tokens) // B)}
     gate.read.clear()
     gate.opened.clear()
     running = rig.send(tokens=tokens, logprobs=True, top_logprobs=5, **body)
@@ -162,7 +159,7 @@ def test_where_every_reader_hangs_others_compute_at_once_until_the_disk_is_back(
         time.setattr(restore, "HUNG_S", 0.0)
         again = rig.ask(other)
         assert rig.on_engine(rig.engine.stats)["reads_hung"] == READERS
-    assert rig.engine.readers._pieces.empty()
+    assert not rig.engine.readers._pieces
     same(alone, again)
     assert counts(again) == (len(other), 0, 0, 0) and again.stats["miss_reason"] == "read_failed"
     same(cold, running.end())
@@ -171,6 +168,43 @@ def test_where_every_reader_hangs_others_compute_at_once_until_the_disk_is_back(
     assert counts(rig.ask(other)) == (1, 0, len(other) - 1, 0)
     assert counts(rig.ask(asked)) == (1, 0, len(asked) - 1, 0)
     assert rig.on_engine(rig.engine.stats)["reads_hung"] == 0
+
+
+def test_one_file_that_hangs_holds_one_reader_and_costs_only_those_who_want_it(
+    rig: Rig, gate: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival, "GROUP_BYTES", 1)
+    asked, also, other = ids((KEPT + 2) * B, 16), ids((KEPT + 1) * B, 16) + ids(B, 17), ids(5 * B, 18)
+    cold, with_it, alone = rig.ask(asked), rig.ask(also), rig.ask(other)
+    rig.restart()
+    assert len(rig.engine._admission.fetcher._groups) > 1
+    running = hang(rig, gate, asked, KEPT, KEPT + 1, reads=1)
+    bad = next(iter(gate.held))
+
+    def restored() -> None:
+        again = rig.ask(other)
+        same(alone, again)
+        assert counts(again) == (1, 0, len(other) - 1, 0)
+        rig.on_engine(rig.cache.clear)
+
+    restored()
+    restored()
+    assert not running.ended.is_set()
+    with monkeypatch.context() as time:
+        time.setattr(restore, "HUNG_S", 1.0)
+        same(cold, running.end())
+        assert counts(running) == (2 * B, 0, KEPT * B, 0) and running.stats["miss_reason"] == "read_failed"
+        rig.on_engine(rig.cache.clear)
+        restored()
+        second = rig.ask(also)
+        same(with_it, second)
+        assert counts(second) == (2 * B, 0, KEPT * B, 0) and second.stats["miss_reason"] == "read_failed"
+        restored()
+        assert rig.on_engine(rig.engine.stats)["reads_hung"] == 1
+    assert gate.read.count(bad) == 1
+    answers(rig, gate)
+    rig.on_engine(rig.cache.clear)
+    assert counts(rig.ask(also)) == (1, 0, len(also) - 1, 0)
 
 
 def test_one_read_that_hangs_is_enough_where_none_has_come_back_since(
@@ -274,46 +308,3 @@ def test_a_stop_does_not_wait_for_reads_that_hang(
     gate.opened.set()
     rig.start()
     same(cold, rig.ask(asked))
-
-
-class Piecemeal:
-    """An arrival of which each piece comes when the test says so."""
-
-    def __init__(self, pieces: int) -> None:
-        self.groups, self.orders = [None], [None] * pieces
-        self.stopped = False
-        self.begun, self.go = threading.Semaphore(0), threading.Semaphore(0)
-
-    def read(self, files: object, group: int, block: int) -> bool:
-        self.begun.release()
-        self.go.acquire()
-        return True
-
-    def wait(self, pieces: int) -> None:
-        for _ in range(pieces):
-            assert self.begun.acquire(timeout=PATIENCE)
-
-
-def test_what_waits_in_line_is_given_up_only_when_no_read_comes_back() -> None:
-    clock = SimpleNamespace(now=100.0)
-    told: SimpleQueue[object] = SimpleQueue()
-    readers = Readers(RealFiles(), told.put, 2, lambda: clock.now)
-    first, second = Piecemeal(3), Piecemeal(1)
-    readers.submit(first)  # type: ignore[arg-type]
-    readers.submit(second)  # type: ignore[arg-type]
-    first.wait(2)
-    clock.now += HUNG_S - 1
-    assert readers.due(second) == readers.due(first) == 100.0 + HUNG_S  # type: ignore[arg-type]
-    first.go.release()
-    first.wait(1)
-    assert told.get(timeout=PATIENCE) is first
-    assert readers.due(first) == 100.0 + HUNG_S  # type: ignore[arg-type]
-    assert readers.due(second) == clock.now + HUNG_S  # type: ignore[arg-type]
-    assert readers.hung == 0
-    clock.now += 1
-    assert readers.hung == 1 and not readers.silent
-    closing = threading.Thread(target=readers.close, args=(10 * PATIENCE,), daemon=True)
-    closing.start()
-    closing.join(PATIENCE)
-    assert not closing.is_alive()
-    first.go.release(2)

@@ -43,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.workers:
         return _workers(logs, args.lines)
     path = logs / "kvd.log"
-    if not path.exists():
-        raise BadRequest(f"no log yet: {path} is written by `kvd serve`", path=str(path))
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with _opened(path) as file:
         kept: deque[str] = deque((line for line in file if _wanted(line, args.request)), maxlen=args.lines)
         for line in kept:
             _show(line, args.json)
@@ -56,6 +54,15 @@ def run(args: argparse.Namespace) -> int:
                 if _wanted(line, args.request):
                     _show(line, args.json)
     return 0
+
+
+def _opened(path: Path) -> IO[str]:
+    try:
+        return path.open(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise BadRequest(f"no log yet: {path} is written by `kvd serve`", path=str(path)) from None
+    except OSError as problem:
+        raise BadRequest(f"cannot read {path}: {problem.strerror}", path=str(path)) from None
 
 
 def follow(file: IO[str], path: Path) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -64,23 +65,41 @@ def read_record(folder: Path) -> Record:
 
 
 def names(home: Path) -> list[str]:
-    """Models under `home`, sorted."""
+    """Models under `home`, sorted, with those whose record cannot be read. Raises BadRequest when the folder cannot."""
     folder = home / "models"
-    if not folder.is_dir():
+    try:
+        entries = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(entry.name for entry in folder.iterdir() if _NAME.fullmatch(entry.name) and (entry / FILE).is_file())
+    except OSError as problem:
+        raise BadRequest(f"cannot read {folder}: {problem.strerror}", path=str(folder)) from None
+    return sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name) and _recorded(entry))
+
+
+def _recorded(folder: Path) -> bool:
+    try:
+        return stat.S_ISREG((folder / FILE).stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # who reads it is told why
 
 
 def find(home: Path, name: str) -> tuple[Record, Path]:
     """The record of `name` and the folder that holds its files. Raises UnknownModel with the known names, and
     UnsupportedModel when the files are gone."""
     folder = home / "models" / name
-    if not _NAME.fullmatch(name) or not (folder / FILE).is_file():
+    if not _NAME.fullmatch(name) or not _recorded(folder):
         known = names(home)
         hint = f"known: {', '.join(known)}" if known else "none is here yet; try: kvd pull demo"
         raise UnknownModel(f"no model named {name!r} ({hint})", model=name, known=known)
     record = read_record(folder)
     files = Path(record.path) if record.path else folder
-    if not (files / "config.json").is_file():
+    try:
+        there = (files / "config.json").is_file()
+    except OSError as problem:
+        said = f"the files of model {name} in {files} cannot be read ({problem.strerror})"
+        raise UnsupportedModel(said, file=str(files), reason="unreadable") from None
+    if not there:
         raise UnsupportedModel(f"the files of model {name} are gone from {files}", file=str(files), reason="missing")
     return record, files

@@ -67,3 +67,15 @@ def test_an_error_of_the_system_is_one_line_with_the_file(
     shown = capsys.readouterr()
     assert (shown.out, len(shown.err.splitlines())) == ("", 1)
     assert shown.err.startswith(f"kvd: {home}/xxx") and "name too long" in shown.err
+
+
+@pytest.mark.parametrize(("verb", "folder"), [("models", "models"), ("logs", "logs/kvd.log")])
+def test_a_home_that_cannot_be_looked_into_is_one_line_and_65(
+    home: Path, verb: str, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name over the system's limit stands for it: root may look into everything else."""
+    place = home / ("x" * 300)
+    monkeypatch.setenv("KVD_HOME", str(place))
+    assert cli.main([verb]) == 65
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"kvd: cannot read {place}/{folder}: File name too long\n")

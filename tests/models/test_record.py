@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kvclient.errors import UnknownModel, UnsupportedModel
+from kvclient.errors import BadRequest, UnknownModel, UnsupportedModel
 from kvd.models.record import FILE, Record, find, names, read_record, write_record
 from tests.tiny import tiny_model
 
@@ -61,3 +64,32 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:
         with pytest.raises(UnknownModel, match="known: mine") as caught:
             find(tmp_path, name)
         assert caught.value.details["known"] == ["mine"]
+
+
+def test_a_models_folder_that_cannot_be_read_is_said_and_a_model_that_cannot_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything: who refuses is a stand-in."""
+    tiny_model(place(tmp_path, "mine"))
+    tiny_model(place(tmp_path, "theirs"))
+
+    def refusing(path: Path, at: str, then: Callable[[Path], Any]) -> Any:
+        if at in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return then(path)
+
+    stat, listed, read = Path.stat, Path.iterdir, Path.read_text
+    monkeypatch.setattr(Path, "stat", lambda path, **_: refusing(path, "/theirs/", stat))
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: refusing(path, "/theirs/", read))
+    assert names(tmp_path) == ["mine", "theirs"]
+    with pytest.raises(UnsupportedModel, match=r"theirs/kvd.json cannot be read .*Permission denied"):
+        find(tmp_path, "theirs")
+    monkeypatch.setattr(Path, "iterdir", lambda path: refusing(path, "models", listed))
+    with pytest.raises(BadRequest, match="cannot read .*models: Permission denied"):
+        names(tmp_path)
+
+
+def test_files_that_cannot_be_read_where_a_record_points_are_said(tmp_path: Path) -> None:
+    place(tmp_path, "m", str(tmp_path / ("x" * 300)))
+    with pytest.raises(UnsupportedModel, match="files of model m in .* cannot be read .File name too long"):
+        find(tmp_path, "m")

@@ -17,7 +17,7 @@ import sys
 
 from kvclient import Client
 from kvd.cli.durations import duration
-from kvd.cli.output import waiting
+from kvd.cli.output import print_json, waiting
 from kvd.models.backend import expected
 from kvd.units import format_size
 
@@ -27,12 +27,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv", metavar="PRESET", help="KV precision (default: the one asked for last, else models.kv)")
     parser.add_argument("--pin", action="store_true", help="never unload it for another model")
     parser.add_argument("--ttl", type=duration, metavar="TIME", help="unload when idle this long, e.g. 30m")
+    parser.add_argument("--json", action="store_true", help="what the daemon says of it, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     once = " (a first load may compile kernels for a minute)" if expected() == "cuda" else ""
     with Client() as client, waiting(f"loading {args.model}{once}"):
         info = client.load(args.model, kv=args.kv, pin=args.pin or None, ttl_s=args.ttl)
+    if args.json:
+        print_json({"model": args.model} | info)
+        return 0
     for warning in info.get("warnings", []):
         print(f"kvd: {warning}", file=sys.stderr)
     parts = [f"{args.model} is loaded"]

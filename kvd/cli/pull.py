@@ -13,6 +13,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from dataclasses import asdict
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +22,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="name to know it by (default: from the source)")
     parser.add_argument("--force", action="store_true", help="replace a model of that name")
     parser.add_argument("--copy", action="store_true", help="copy a DIR into the home instead of using it where it is")
+    parser.add_argument("--json", action="store_true", help="name, folder and fingerprint, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     from kvd import config
+    from kvd.cli.output import print_json
     from kvd.front.memory import budget, machine
     from kvd.home import Home
     from kvd.models.pull import pull
@@ -31,6 +35,16 @@ def run(args: argparse.Namespace) -> int:
     home = Home.default()
     home.create()
     available = budget(config.load(home.root).memory.limit, machine())
-    pulled = pull(args.source, home.root, name=args.name, force=args.force, copy=args.copy, available=available)
+    say = _to_stderr if args.json else print
+    pulled = pull(
+        args.source, home.root, name=args.name, force=args.force, copy=args.copy, say=say, available=available
+    )
+    if args.json:
+        print_json(asdict(pulled))
+        return 0
     print(f'{pulled.name} is ready: kv -m {pulled.name} "Hello"')
     return 0
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -15,6 +15,7 @@ import time
 
 from kvclient.errors import Timeout, Unreachable
 from kvd.cli.daemon import running
+from kvd.cli.output import print_json
 from kvd.config import load
 from kvd.home import Home, holder
 
@@ -24,6 +25,7 @@ _PATIENCE_S = 30.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not wait for running requests; they end with an error")
+    parser.add_argument("--json", action="store_true", help="stopped: whether one ran, as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +34,10 @@ def run(args: argparse.Namespace) -> int:
         with running() as client:
             client.shutdown(drain_s=drain)
     except Unreachable:
-        print("kvd: not running", file=sys.stderr)
+        if args.json:
+            print_json({"stopped": False})
+        else:
+            print("kvd: not running", file=sys.stderr)
         return 0
     deadline = time.monotonic() + drain + _PATIENCE_S
     while pid := holder(Home.default()):
@@ -40,5 +45,8 @@ def run(args: argparse.Namespace) -> int:
             waited = drain + _PATIENCE_S
             raise Timeout(f"process {pid} is still stopping after {waited:.0f} s", limit_s=waited, stage="stop")
         time.sleep(0.02)
-    print("stopped")
+    if args.json:
+        print_json({"stopped": True})
+    else:
+        print("stopped")
     return 0

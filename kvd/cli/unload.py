@@ -9,14 +9,19 @@ from __future__ import annotations
 import argparse
 
 from kvd.cli.daemon import running
+from kvd.cli.output import print_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="name, as `kvd models` lists it")
+    parser.add_argument("--json", action="store_true", help="model, unloaded: as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     with running() as client:
-        was_loaded = client.unload(args.model)["unloaded"]
-    print(f"{args.model} {'unloaded' if was_loaded else 'was not loaded'}")
+        answer = client.unload(args.model)
+    if args.json:
+        print_json(answer)
+    else:
+        print(f"{args.model} {'unloaded' if answer['unloaded'] else 'was not loaded'}")
     return 0

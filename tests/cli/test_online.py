@@ -6,12 +6,17 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kvclient import Client, bar
+from kvclient.client import OnEvent
+from kvclient.events import Event, Progress, Stats
 from kvd.cli import main as cli
 from kvd.home import Home, holder
 from tests.front.support import Daemon, daemon, until
+from tests.tiny import tiny_model
 
 Shown = pytest.CaptureFixture[str]
 
@@ -70,6 +75,54 @@ def test_warm_sends_what_kv_would_and_reports(running: Daemon, capsys: Shown, tm
     assert cli.main(["warm", "demo", str(document), "--ttl", "7d"]) == 0
     assert "tokens" in capsys.readouterr().out
     assert running.count("kvd_requests_total", "warm") == 1
+
+
+def test_a_warm_shows_the_bar_of_kv_and_takes_it_away(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def warm(self: Client, model: str, *, on_event: OnEvent, **fields: Any) -> Stats:
+        on_event(Event("queued", "1", position=2))
+        on_event(Event("progress", "1", progress=Progress(256, 1024, 0)))
+        return Stats(prompt_tokens=1024)
+
+    drawn: list[str] = []
+    monkeypatch.setattr(Client, "warm", warm)
+    monkeypatch.setattr(bar, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(bar, "EVERY_S", 0.0)
+    monkeypatch.setattr(bar.Bar, "for_stderr", lambda: bar.Bar(drawn.append))
+    (tmp_path / "a.md").write_text("A manual.")
+    assert cli.main(["warm", "demo", str(tmp_path / "a.md")]) == 0
+    assert "waiting, 2 before" in drawn[0] and "256/1024 tokens" in drawn[1] and drawn[2:] == [bar.ERASE]
+    assert capsys.readouterr().out.startswith("1,024 tokens: ")
+
+
+def test_json_is_one_object_with_what_the_text_says(running: Daemon, capsys: Shown, tmp_path: Path) -> None:
+    def answer(*words: str) -> dict[str, Any]:
+        assert cli.main([*words, "--json"]) == 0
+        shown = capsys.readouterr()
+        assert shown.err == ""
+        found: dict[str, Any] = json.loads(shown.out)
+        return found
+
+    (tmp_path / "a.md").write_text("A manual.")
+    loaded = answer("load", "demo")
+    assert (loaded["model"], loaded["state"]) == ("demo", "loaded") and loaded["weights_bytes"] > 0
+    warmed = answer("warm", "demo", str(tmp_path / "a.md"), "--pin")
+    assert (warmed["model"], warmed["pinned"]) == ("demo", True) and "stored_tokens" in warmed["stats"]
+    assert answer("unload", "demo") == {"model": "demo", "unloaded": True}
+    assert answer("unload", "demo") == {"model": "demo", "unloaded": False}
+    assert answer("stop", "--now") == {"stopped": True}
+    assert answer("stop") == {"stopped": False}
+
+
+def test_a_pull_with_json_leaves_stdout_to_the_object(running: Daemon, capsys: Shown) -> None:
+    assert cli.main(["pull", str(tiny_model(running.home / "weights")), "--name", "mine", "--json"]) == 0
+    pulled = json.loads(capsys.readouterr().out)
+    assert (pulled["name"], pulled["folder"]) == ("mine", str(running.home / "weights"))
+    assert len(pulled["fingerprint"]) > 8
+    assert cli.main(["pull", str(running.home / "weights"), "--name", "mine", "--json"]) == 0
+    again = capsys.readouterr()
+    assert json.loads(again.out) == pulled and "brought in before" in again.err
 
 
 @pytest.mark.parametrize(

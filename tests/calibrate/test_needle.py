@@ -48,6 +48,7 @@ def test_a_needle_is_answered_alike_cold_from_memory_and_from_ssd(daemon: Daemon
     with daemon.client() as client:
         warm = answer(client, text)
         client.unload("demo")
+        client.load("demo", kv=kv)
         restored = answer(client, text)
     assert warm.stats.computed_tokens == restored.stats.computed_tokens == 1
     assert restored.stats.cached_ssd_tokens == restored.stats.prompt_tokens - 1

@@ -10,7 +10,7 @@ the installed service and the running daemon. Exit code 0 unless something does 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from kvclient.errors import BadRequest
@@ -48,25 +48,36 @@ def checks() -> Iterator[Finding]:
     yield system.packages()
     yield system.descriptors()
     home = Home.default()
-    yield system.permissions(home)
+    yield from _read("permissions", lambda: [system.permissions(home)])
     try:
         config = load()
     except BadRequest as problem:
         yield fail("configuration", problem.message, "correct it; `kvd config doc` lists every key")
     else:
-        yield ok("configuration", str(config.file) if config.file.exists() else "defaults, there is no kvd.toml")
         yield from _configured(config)
-    yield system.service(manager())
+    yield from _read("service", lambda: [system.service(manager())])
     yield from system.daemon()
-    yield from compute.backend(home)
+    yield from _read("backend", lambda: compute.backend(home))
 
 
 def _configured(config: Config) -> Iterator[Finding]:
-    yield system.socket(config)
+    yield ok("configuration", str(config.file) if config.file.exists() else "defaults, there is no kvd.toml")
+    yield from _read("socket", lambda: [system.socket(config)])
     yield system.memory(config)
-    yield disk.space(config)
-    yield disk.speed(config)
-    yield from models.models(config)
+    yield from _read("free space", lambda: [disk.space(config)])
+    yield from _read("disk speed", lambda: [disk.speed(config)])
+    yield from _read("models", lambda: models.models(config))
+
+
+def _read(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """A check that may not look where it has to has found what is wrong."""
+    try:
+        return check()
+    except OSError as problem:
+        place, said = problem.filename, f"{problem.filename}: {problem.strerror}"
+    except BadRequest as problem:
+        place, said = problem.details.get("path"), problem.message
+    return [fail(name, said, f"make {place or 'it'} readable: chown it to you, and chmod u+rwX")]
 
 
 def show(finding: Finding) -> None:

@@ -14,6 +14,7 @@ from kvd.cli.daemon import running
 from kvd.config import Config
 from kvd.doctor.finding import Finding, fail, ok, warn
 from kvd.front import memory as ledger
+from kvd.front.gate import NEEDED
 from kvd.home import Home
 from kvd.service.manager import Manager
 from kvd.units import format_size
@@ -44,6 +45,8 @@ def descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     reachable = soft if hard == resource.RLIM_INFINITY else hard
     shown = f"{soft} open files (raised to at most {'any' if hard == resource.RLIM_INFINITY else hard} at start)"
+    if hard != resource.RLIM_INFINITY and reachable < NEEDED:
+        return fail("limits", f"{shown}, kvd needs {NEEDED}", f"raise the hard limit: ulimit -Hn {ENOUGH_FILES * 8}")
     if hard != resource.RLIM_INFINITY and reachable < ENOUGH_FILES:
         return warn("limits", shown, f"raise the hard limit: ulimit -Hn {ENOUGH_FILES * 8}")
     return ok("limits", shown)

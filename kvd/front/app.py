@@ -33,12 +33,15 @@ from kvd.front.storelike import StoreLike, open_store
 from kvd.front.storethread import StoreThread
 from kvd.front.verbs import Services
 from kvd.front.watch import Watch
+from kvd.front.workers import STOP_GRACE_S
 from kvd.home import Home, Lock, check_owner
 
 TICK_S = BEAT_S / 2
 LINGER_MS = 500
 """for answers that are on their way when the daemon ends"""
 STORE_CLOSE_S = 30.0
+ENDING_S = STOP_GRACE_S + STORE_CLOSE_S + LINGER_MS / 1000 + 5.0
+"""the most a daemon takes to end beyond the drain time: its workers, its store, its answers, and the process itself"""
 LOST = 70
 """exit status of a daemon whose home was deleted"""
 
@@ -54,14 +57,16 @@ class Parts:
 
 def serve(config: Config, parts: Parts | None = None, ready: Callable[[int], None] = lambda budget: None) -> int:
     """Run the daemon until it is told to stop; returns the exit status. `ready(bytes for models)` is called when it
-    answers. Raises BadRequest for a home that cannot be used and HomeLocked (with the pid) when another owns it."""
+    answers. Raises BadRequest for a home that cannot be used or too few descriptors, and HomeLocked (with the pid)
+    when another owns the home."""
+    descriptors = raise_limit()
     home = Home(config.home)
     home.create()
     check_owner(config.socket.parent)
     with Lock(home) as lock, Lock(config.socket):
         logs.start(home.logs, config.daemon.log_level)
         try:
-            return asyncio.run(_Front(config, home, lock, parts or Parts(), ready).run())
+            return asyncio.run(_Front(config, home, lock, parts or Parts(), ready).run(descriptors))
         finally:
             logs.stop()
 
@@ -72,7 +77,7 @@ class _Front:
     ) -> None:
         self._config, self._home, self._lock, self._parts, self._ready = config, home, lock, parts, ready
 
-    async def run(self) -> int:
+    async def run(self, descriptors: int) -> int:
         asyncio.get_running_loop().set_exception_handler(_unexpected)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         metrics = Metrics()
@@ -87,7 +92,7 @@ class _Front:
             time.time(),
         )  # fmt: skip
         dispatch = Dispatch(self._services)
-        server = Server(context, self._config.socket, raise_limit(), dispatch.message, sessions.gone, metrics)
+        server = Server(context, self._config.socket, descriptors, dispatch.message, sessions.gone, metrics)
         sessions.server = server
         stop.install(self._hang_up)
         ticker = asyncio.create_task(self._tick(Watch(fleet, sessions), stop))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 import tempfile
@@ -165,3 +166,40 @@ def test_a_model_whose_files_are_gone_is_told(home: Home) -> None:
     (found,) = models.models(load(), "cpu")
     assert found.level is Level.FAIL
     assert "--force" in found.fix
+
+
+@pytest.mark.parametrize("variable", ["KVD_HOME", "XDG_CONFIG_HOME"])
+def test_a_folder_that_cannot_be_looked_into_is_a_finding_not_the_end(
+    home: Home, variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name over the system's limit stands for it: root may look into everything else."""
+    place = home.root / ("x" * 300)
+    monkeypatch.setenv(variable, str(place))
+    monkeypatch.setenv("KVD_SOCKET", str(home.root / "sock"))
+    monkeypatch.setattr(compute, "backend", lambda home: [ok("backend", "cpu")])
+    monkeypatch.setattr(disk, "_PROBE", 2**20)
+    assert cli.main(["doctor", "--json"]) == 70
+    found = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
+    failed = {name for name, item in found.items() if item["level"] == "fail"}
+    assert failed == ({"service"} if variable == "XDG_CONFIG_HOME" else {"permissions", "configuration"})
+    assert {"daemon", "backend"} <= set(found)
+    for name in failed - {"configuration"}:
+        assert "File name too long" in found[name]["detail"] and str(place) in found[name]["fix"]
+
+
+def test_models_that_cannot_be_listed_are_a_finding(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(folder: Path) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    (found,) = verb._read("models", lambda: models.models(load()))
+    assert (found.name, found.level) == ("models", Level.FAIL)
+    assert found.detail == f"cannot read {home.models}: Permission denied" and str(home.models) in found.fix
+
+
+@pytest.mark.parametrize(("hard", "level"), [(255, Level.FAIL), (256, Level.WARN), (1024, Level.OK)])
+def test_a_limit_of_descriptors_that_serve_would_refuse_fails(
+    hard: int, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system.resource, "getrlimit", lambda which: (hard, hard))
+    assert system.descriptors().level is level

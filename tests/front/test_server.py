@@ -6,15 +6,18 @@ import random
 import resource
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
 
 from kvclient import wire
-from kvd.front.gate import raise_limit
+from kvd.front.gate import NEEDED, raise_limit
 from tests.front.support import Client, Daemon, daemon, until
 
 GREETING = b"\xff" + struct.pack(">Q", 1) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
@@ -124,6 +127,24 @@ def test_connections_up_to_the_descriptor_limit_shut_the_gate_until_they_go() ->
         until(made.socket.exists, "the gate to open")
         works(made)
         assert process.cpu_times().user + process.cpu_times().system - before < 2.0
+
+
+def test_too_few_descriptors_are_refused_at_the_start_with_the_number_needed(tmp_path: Path) -> None:
+    for most in (40, NEEDED - 1):
+        words = [sys.executable, "-m", "tests.front.serve", str(tmp_path)]
+        limited = ["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *words]
+        done = subprocess.run(limited, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, len(done.stderr.splitlines())) == (65, 1), done.stderr
+        assert f"{most} open files are too few, kvd needs {NEEDED}" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_with_the_fewest_descriptors_clients_after_clients_are_served() -> None:
+    with daemon(limits=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (NEEDED, NEEDED))) as made:
+        for _ in range(NEEDED):
+            with made.client() as client, made.control() as control:
+                client.call("generate", {"prompt": "say 1"}, "demo")
+                assert not control.call("status")["clients"]["gated"]
 
 
 def flood(made: Daemon) -> list[socket.socket]:

@@ -41,6 +41,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{tokens(ssd):>10} cached on disk",
         f"{tokens(total - memory - ssd):>10} to compute",
     ]
+    if limit := found.get("limit"):
+        out.append(f"cannot run: too long by {tokens(total - limit)} tokens; the limit is {tokens(limit)}")
     if split := found.get("first_divergence"):
         out.append(f"differs from what is stored at token {tokens(split['token'])}:")
         out.append(f"    here    {split['text']!r}")

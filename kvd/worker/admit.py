@@ -278,6 +278,7 @@ class Admission:
         request.divergence = report.divergence(self._tokenizer, tokens, rows, stored)
         body: dict[str, Any] = {
             "prompt_tokens": total,
+            "limit": request.prompt.excess and request.prompt.excess.details["limit"],
             "cached_memory_tokens": request.cost.memory,
             "cached_ssd_tokens": request.cost.ssd,
             "first_divergence": request.divergence,

@@ -26,6 +26,7 @@ _CONTINUATIONS: Final = ("A", "zq", "\n1")
 LONG: Final = 16
 """characters per token of the context: of a longer text the beginning is encoded first, since encoding takes memory of
 a hundred times the text"""
+_REMEDY: Final = "shorten it, or ask a model with a longer context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Prompter:
         if len(text) > head and (found := len(self._tokenizer.encode(text[:head]))) > 2 * self._context:
             raise ContextLengthExceeded(
                 f"the prompt has {len(text)} characters, of which the first {head} are {found} tokens, and the model's "
-                f"limit is {self._context} tokens",
+                f"limit is {self._context} tokens; {_REMEDY}",
                 prompt=found, limit=self._context, reusable_prefix=0,
             )  # fmt: skip
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special)
@@ -165,8 +166,9 @@ def pin_clock(day: datetime.date) -> None:
 def _excess(prompt: int, limit: int) -> ContextLengthExceeded:
     """reusable_prefix is for the engine to fill in: only it knows what is cached."""
     return ContextLengthExceeded(
-        f"the prompt has {prompt} tokens, the model's limit is {limit}", prompt=prompt, limit=limit, reusable_prefix=0
-    )
+        f"the prompt has {prompt} tokens, the model's limit is {limit}; {_REMEDY}",
+        prompt=prompt, limit=limit, reusable_prefix=0,
+    )  # fmt: skip
 
 
 def _shared(variants: Sequence[Sequence[int]]) -> list[int]:

@@ -147,6 +147,8 @@ def test_explain_names_the_divergence_on_both_sides_and_the_reason() -> None:
     for words in ("40 to compute", "at token 60", "' Tuesday'", "' Monday'", "rule dates would save 39"):
         assert words in text, words
     assert "why not all" not in text
+    assert "cannot run" not in text
+    assert "cannot run: too long by 10 tokens; the limit is 90" in lines({**found, "limit": 90})
     assert lines({**found, "miss_reason": "cache_off"})[-2] == "why not all: the request did without the cache"
 
 

@@ -203,6 +203,9 @@ def test_prompts_at_below_and_over_the_context_limit() -> None:
         problem = rig.send(tokens=ids(129, 1)).end().problem()
         assert isinstance(problem, ContextLengthExceeded)
         assert problem.details == {"prompt": 129, "limit": 128, "reusable_prefix": 128}
+        assert "shorten it, or ask a model with a longer context" in problem.message
+        limits = [rig.send("explain", tokens=ids(n, 1)).end().body["limit"] for n in (128, 129)]
+        assert limits == [None, 128]
 
 
 def test_a_prompt_larger_than_the_pool_is_refused_with_both_numbers() -> None:

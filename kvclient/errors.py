@@ -10,7 +10,8 @@ The same errors travel over RPC, Python, the shell (exit code and one line) and 
     ├── ProtocolError           70 / 400   versions or frames that do not fit
     ├── Unreachable             69 / 503   no daemon, or it went away
     ├── Busy                    75 / 429   admission control: try again
-    ├── OutOfMemory             75 / 507   weights, pool or request over the budget, with both numbers
+    ├── OutOfMemory             75 / 507   weights, pool or request over the budget, with both numbers; 65 where it
+    │                                      would not fit alone either: to ask again is useless
     ├── StoreError              70 / 500   the store refuses (damaged, held by another, full)
     ├── WorkerLost              70 / 502   the model's process died or hung; the next request respawns it
     ├── Timeout                 75 / 504   the request's own time limit
@@ -29,7 +30,7 @@ class KvdError(Exception):
     """Base of all errors. `details` holds plain numbers and strings, the same on every side."""
 
     code: ClassVar[str] = "internal"
-    exit_code: ClassVar[int] = 70
+    exit_code: int = 70
     http_status: ClassVar[int] = 500
 
     def __init__(self, message: str, **details: Any) -> None:
@@ -83,9 +84,15 @@ class Busy(KvdError):
 
 
 class OutOfMemory(KvdError):
-    """details: needed, available (bytes), what."""
+    """details: needed, available (bytes), what; of a model to be loaded also budget (bytes)."""
 
     code, exit_code, http_status = "out_of_memory", 75, 507
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message, **details)
+        needed, budget = details.get("needed"), details.get("budget")
+        if isinstance(needed, int) and isinstance(budget, int) and needed > budget:
+            self.exit_code = BadRequest.exit_code
 
 
 class StoreError(KvdError):

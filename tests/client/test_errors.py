@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvclient import errors
-from kvclient.errors import Internal, KvdError, from_wire
+from kvclient.errors import Internal, KvdError, OutOfMemory, from_wire
 
 KINDS = [kind for kind in vars(errors).values()
          if isinstance(kind, type) and issubclass(kind, KvdError) and kind is not KvdError]  # fmt: skip
@@ -18,6 +18,12 @@ def test_each_type_survives_the_wire(kind: type[KvdError]) -> None:
     back = from_wire(kind("it tripped", limit=5, what="x").to_wire())
     assert type(back) is kind
     assert (back.message, back.details, str(back)) == ("it tripped", {"limit": 5, "what": "x"}, "it tripped")
+
+
+def test_what_does_not_fit_now_may_be_tried_again_and_what_never_fits_is_bad_input() -> None:
+    for budget, exit_code in ((31, 75), (30, 65), (None, 75), ("31", 75)):
+        back = from_wire(OutOfMemory("m needs 31 bytes", needed=31, available=0, budget=budget).to_wire())
+        assert (type(back), back.code, back.exit_code) == (OutOfMemory, "out_of_memory", exit_code)
 
 
 def test_codes_are_unique() -> None:

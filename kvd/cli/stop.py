@@ -19,9 +19,6 @@ from kvd.cli.output import print_json
 from kvd.config import load
 from kvd.home import Home, holder
 
-_PATIENCE_S = 30.0
-"""beyond the drain time: flushing the store and ending workers"""
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--now", action="store_true", help="do not wait for running requests; they end with an error")
@@ -39,11 +36,13 @@ def run(args: argparse.Namespace) -> int:
         else:
             print("kvd: not running", file=sys.stderr)
         return 0
-    deadline = time.monotonic() + drain + _PATIENCE_S
+    from kvd.front.app import ENDING_S
+
+    patience = drain + ENDING_S
+    deadline = time.monotonic() + patience
     while pid := holder(Home.default()):
         if time.monotonic() > deadline:
-            waited = drain + _PATIENCE_S
-            raise Timeout(f"process {pid} is still stopping after {waited:.0f} s", limit_s=waited, stage="stop")
+            raise Timeout(f"process {pid} is still stopping after {patience:.0f} s", limit_s=patience, stage="stop")
         time.sleep(0.02)
     if args.json:
         print_json({"stopped": True})

@@ -4,12 +4,13 @@ ROWS/S are tokens fed to the model per second, prefill and decode together.
 
   kvd top
   kvd top --every 5s
-  kvd top --once           one page, as `kvd status` with rates
+  kvd top --once           one page, as `kvd status` with rates; so too where stdout is no terminal
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     with running() as client:
         sample = Sample(client)
-        if args.once:
+        if args.once or not sys.stdout.isatty():
             time.sleep(args.every)
             console().print(sample.next())
             return 0

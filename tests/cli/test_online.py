@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ from kvclient import Client, bar
 from kvclient.client import OnEvent
 from kvclient.events import Event, Progress, Stats
 from kvd.cli import main as cli
+from kvd.cli import stop
+from kvd.front.app import LINGER_MS, STORE_CLOSE_S
+from kvd.front.workers import STOP_GRACE_S
 from kvd.home import Home, holder
 from tests.front.support import Daemon, daemon, until
 from tests.tiny import tiny_model
@@ -33,7 +38,8 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 def test_load_shows_in_status_top_and_models_until_unload(running: Daemon, capsys: Shown) -> None:
     assert cli.main(["load", "demo", "--pin", "--ttl", "30m"]) == 0
     assert "demo is loaded" in capsys.readouterr().out
-    for words in (["status"], ["models"], ["top", "--once", "--every", "10ms"]):
+    piped = ["top", "--every", "10ms"]
+    for words in (["status"], ["models"], [*piped, "--once"], piped):
         assert cli.main(words) == 0
         shown = capsys.readouterr().out
         assert "loaded" in shown and "not loaded" in shown, words
@@ -183,3 +189,17 @@ def test_stop_waits_until_it_is_gone_and_a_second_stop_is_no_error(running: Daem
     assert cli.main(["stop", "--now"]) == 0
     assert "not running" in capsys.readouterr().err
     assert cli.main(["status"]) == 69
+
+
+def test_stop_waits_as_long_as_the_daemon_may_take_to_end(monkeypatch: pytest.MonkeyPatch, capsys: Shown) -> None:
+    """A worker that has to be killed, then a store whose disk hangs."""
+    now = [0.0]
+    longest = STOP_GRACE_S + STORE_CLOSE_S + LINGER_MS / 1000
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.append(now.pop() + s))
+    monkeypatch.setattr(stop, "time", clock)
+    monkeypatch.setattr(stop, "running", lambda: nullcontext(SimpleNamespace(shutdown=lambda drain_s: None)))
+    monkeypatch.setattr(stop, "holder", lambda home: 7 if now[0] < longest + 1 else None)
+    assert cli.main(["stop", "--now"]) == 0
+    monkeypatch.setattr(stop, "holder", lambda home: 7)
+    assert cli.main(["stop", "--now"]) == 75
+    assert "process 7 is still stopping" in capsys.readouterr().err

@@ -1,7 +1,8 @@
 """Prefill a document or system text before anyone asks about it.
 
 Reads what `kv` would send for these files as stdin, up to where the question starts, and keeps its KV in memory and on
-disk; the first real question then computes only itself. --pin keeps it from eviction (for --ttl, else for good).
+disk; the first real question then computes only itself. --pin keeps it from eviction (for --ttl, else for good), and
+fails (70) where the store could not take all of it.
 
   kvd warm demo manual.md
   kvd warm demo -s "You are a reviewer." src/*.py --pin --ttl 7d
@@ -15,6 +16,7 @@ from typing import Any
 
 from kvclient import Client
 from kvclient.bar import Bar
+from kvclient.errors import StoreError
 from kvclient.events import Event, Stats
 from kvd.cli import prompts
 from kvd.cli.durations import duration
@@ -38,12 +40,17 @@ def run(args: argparse.Namespace) -> int:
     stats = _warmed(args, body)
     if args.json:
         print_json({"model": args.model, "pinned": args.pin, "stats": stats.to_wire()})
-        return 0
-    print(
-        f"{stats.prompt_tokens:,} tokens: {stats.computed_tokens:,} computed, "
-        f"{stats.cached_memory_tokens:,} were in memory, {stats.cached_ssd_tokens:,} on disk; "
-        f"{stats.stored_tokens:,} stored{', pinned' if args.pin else ''}"
-    )
+    else:
+        print(
+            f"{stats.prompt_tokens:,} tokens: {stats.computed_tokens:,} computed, "
+            f"{stats.cached_memory_tokens:,} were in memory, {stats.cached_ssd_tokens:,} on disk; "
+            f"{stats.stored_tokens:,} stored{', pinned' if args.pin and stats.stored_tokens else ''}"
+        )
+    if args.pin and stats.stored_tokens < stats.prompt_tokens:
+        raise StoreError(
+            f"only {stats.stored_tokens:,} of {stats.prompt_tokens:,} tokens are stored and pinned; "
+            "`kvd cache stats` says why the store refused the rest"
+        )
     return 0
 
 

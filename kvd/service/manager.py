@@ -45,7 +45,7 @@ class Manager(ABC):
 
     def install(self) -> bool:
         """Write, load, start. True when an older definition was replaced. Raises BadRequest without the manager's
-        tool and Internal, with its words, when it refuses."""
+        tool, Unreachable where it has no session of this user, and Internal, with its words, when it refuses."""
         self._need_tool()
         replaced = self.file.exists()
         self.file.parent.mkdir(parents=True, exist_ok=True)

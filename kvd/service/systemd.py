@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+from kvclient.errors import Internal, Unreachable
 from kvd.service.manager import Manager, command, environment, template
 
 UNIT = "kvd.service"
@@ -41,6 +42,17 @@ class Systemd(Manager):
 
     def _stop(self) -> None:
         self.call("--user", "stop", UNIT, check=False)
+
+    def _need_tool(self) -> None:
+        """Raises Unreachable as well where systemd does not run for this user: nothing is written or deleted then."""
+        super()._need_tool()
+        try:
+            self.call("--user", "show-environment")
+        except Internal as problem:
+            raise Unreachable(
+                f"no systemd user session here ({problem.message}): `loginctl enable-linger $USER` and log in again, or "
+                "run `kvd serve` under another supervisor", **problem.details,
+            ) from None  # fmt: skip
 
     def uninstall(self) -> bool:
         if self.file.exists():

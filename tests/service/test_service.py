@@ -105,7 +105,7 @@ def test_a_unit_is_written_enabled_and_started(machine: Path) -> None:
     assert "Restart=on-failure\n" in text
     assert "StartLimitBurst=5\n" in text
     assert said(machine) == [f"systemctl --user {words}" for words in
-                             ("daemon-reload", "enable kvd.service", "restart kvd.service")]  # fmt: skip
+                             ("show-environment", "daemon-reload", "enable kvd.service", "restart kvd.service")]  # fmt: skip
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -172,6 +172,24 @@ def test_a_refusal_is_told_in_the_managers_words(machine: Path, monkeypatch: pyt
     monkeypatch.setenv("FAIL_ALWAYS", "1")
     with pytest.raises(Internal, match="failed with 5: fake: refused"):
         Systemd().install()
+
+
+def test_without_a_systemd_session_it_says_what_to_do_and_changes_nothing(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvd.cli.install.manager", Systemd)
+    monkeypatch.setattr("kvd.cli.uninstall.manager", Systemd)
+    monkeypatch.setenv("FAIL_ON", "--user")
+    monkeypatch.setenv("FAIL_ALWAYS", "1")
+    assert cli.main(["install"]) == 69
+    shown = capsys.readouterr().err
+    assert "no systemd user session here" in shown and "fake: refused" in shown
+    assert "`loginctl enable-linger $USER`" in shown and "`kvd serve`" in shown
+    assert not Systemd().file.exists()
+    Systemd().file.parent.mkdir(parents=True, exist_ok=True)
+    Systemd().file.write_text("ExecStart=x\n")
+    assert cli.main(["uninstall"]) == 69
+    assert Systemd().file.exists()
 
 
 def test_the_verbs_install_print_and_uninstall(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,7 @@ def test_without_a_daemon_the_error_names_the_socket_and_the_remedy(tmp_path: Pa
     for face in FACES.values():
         client = face(Path("/tmp/kvd-nobody/kvd.sock"))
         for call in (client.status, client.models, lambda c=client: c.generate("demo", "hi")):
-            with pytest.raises(Unreachable, match=r"no daemon at /tmp/kvd-nobody/kvd.sock; start it with `kvd serve`"):
+            with pytest.raises(Unreachable, match=r"no daemon at /tmp/kvd-nobody/kvd.sock; start it with `kvd start`"):
                 call()
         client.close()
 
@@ -145,7 +145,7 @@ def test_a_stale_socket_is_no_daemon(daemon: FakeDaemon, kv: Any) -> None:
     daemon.die()
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(daemon.path))
-    with pytest.raises(Unreachable, match="kvd serve"):
+    with pytest.raises(Unreachable, match="kvd start"):
         kv.generate("demo", "hi")
 
 

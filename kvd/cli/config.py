@@ -3,19 +3,23 @@
   kvd config show           all keys with value and source (default, file, env, flag)
   kvd config show --json
   kvd config doc            what every key means, with its default, as kvd.toml to start from
+  kvd config doc --write    writes that kvd.toml into the home, if there is none
   kvd config reload         let the running daemon read kvd.toml again; streams go on
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
+from kvclient.errors import BadRequest
 from kvd.cli.daemon import running
 from kvd.cli.output import console, print_json, table
 from kvd.cli.usage import Usage
 from kvd.config import Config, load
+from kvd.home import Home
 from kvd.settings import Setting, settings
 
 
@@ -24,12 +28,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="show: another file than kvd.toml in the home")
     parser.add_argument("--json", action="store_true", help="show, reload: as JSON")
     parser.add_argument("--markdown", action="store_true", help="doc: the table of the README")
+    parser.add_argument("--write", action="store_true", help="doc: into kvd.toml in the home; none is overwritten")
 
 
 def run(args: argparse.Namespace) -> int:
-    for option, verbs in (("config", ("show",)), ("json", ("show", "reload")), ("markdown", ("doc",))):
+    takers = {"config": ("show",), "json": ("show", "reload"), "markdown": ("doc",), "write": ("doc",)}
+    for option, verbs in takers.items():
         if getattr(args, option) and args.what not in verbs:
             raise Usage(f"config {args.what} takes no --{option}")
+    if args.write and args.markdown:
+        raise Usage("config doc takes one of --write and --markdown")
+    if args.write:
+        print(f"wrote {_write(Home.default())}")
+        return 0
     if args.what == "doc":
         print(markdown() if args.markdown else document(), end="")
         return 0
@@ -73,6 +84,18 @@ def document() -> str:
         lines.append(f"# {setting.key.doc}{note}")
         lines.append(f"#{setting.name} = {toml_value(setting)}")
     return "\n".join(lines) + "\n"
+
+
+def _write(home: Home) -> Path:
+    """`document` as the home's kvd.toml, for the user alone. Raises BadRequest if there is one."""
+    home.create()
+    try:
+        file = os.open(home.config, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise BadRequest(f"cannot write {home.config}: {problem.strerror}", path=str(home.config)) from None
+    with open(file, "w", encoding="utf-8") as out:
+        out.write(document())
+    return home.config
 
 
 def markdown() -> str:

@@ -1,7 +1,8 @@
 """Check this machine and say what to fix.
 
 Backend and BLAS (by a timed product), disk speed, free space, limits, memory, permissions, the socket's path, versions,
-the installed service and the running daemon. Exit code 0 unless something does not work.
+the installed service and the running daemon. Exit code 0 unless something does not work: 65 if that is kvd.toml alone,
+else 70.
 
   kvd doctor
   kvd doctor --json
@@ -22,6 +23,7 @@ from kvd.home import Home
 from kvd.service import manager
 
 BROKEN = 70
+_CONFIG = "configuration"
 _STYLE = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
 
 
@@ -39,7 +41,12 @@ def run(args: argparse.Namespace) -> int:
         print_json([asdict(finding) for finding in findings])
     else:
         console().print(verdict(findings))
-    return BROKEN if any(finding.level is Level.FAIL for finding in findings) else 0
+    return exit_code(findings)
+
+
+def exit_code(findings: list[Finding]) -> int:
+    fails = {finding.name for finding in findings if finding.level is Level.FAIL}
+    return BROKEN if fails - {_CONFIG} else BadRequest.exit_code if fails else 0
 
 
 def checks() -> Iterator[Finding]:
@@ -52,7 +59,7 @@ def checks() -> Iterator[Finding]:
     try:
         config = load()
     except BadRequest as problem:
-        yield fail("configuration", problem.message, "correct it; `kvd config doc` lists every key")
+        yield fail(_CONFIG, problem.message, "correct it; `kvd config doc` lists every key")
     else:
         yield from _configured(config)
     yield from _read("service", lambda: [system.service(manager())])
@@ -61,7 +68,7 @@ def checks() -> Iterator[Finding]:
 
 
 def _configured(config: Config) -> Iterator[Finding]:
-    yield ok("configuration", str(config.file) if config.file.exists() else "defaults, there is no kvd.toml")
+    yield ok(_CONFIG, str(config.file) if config.file.exists() else "defaults, there is no kvd.toml")
     yield from _read("socket", lambda: [system.socket(config)])
     yield system.memory(config)
     yield from _read("free space", lambda: [disk.space(config)])

@@ -151,7 +151,8 @@ def problems(status: Status) -> list[str]:
             notes.append(f"{model['name']} crashed too often and stays down; see {model.get('log', 'its log')},"
                          f" then `kvd load {model['name']}`")  # fmt: skip
         elif model.get("crashes"):
-            notes.append(f"{model['name']} crashed {model['crashes']} times lately; see `kvd logs --workers`")
+            often = "once" if model["crashes"] == 1 else f"{model['crashes']} times"
+            notes.append(f"{model['name']} crashed {often} lately; see `kvd logs --workers`")
         if model.get("reads_hung"):
             notes.append(f"{model['name']}: the disk does not answer ({model['reads_hung']} reads are waiting);"
                          " prompts are computed until it does")  # fmt: skip

@@ -50,8 +50,8 @@ class Systemd(Manager):
             self.call("--user", "show-environment")
         except Internal as problem:
             raise Unreachable(
-                f"no systemd user session here ({problem.message}): `loginctl enable-linger $USER` and log in again, or "
-                "run `kvd serve` under another supervisor", **problem.details,
+                f"no systemd user session here ({problem.message}): `loginctl enable-linger $USER` and log in again, "
+                "or run `kvd serve` under another supervisor", **problem.details,
             ) from None  # fmt: skip
 
     def uninstall(self) -> bool:

@@ -50,6 +50,20 @@ def test_doc_is_a_file_that_changes_nothing_and_names_every_key(home: Path) -> N
     assert {found.source(s.path) for s in settings()} == {Source.FILE}
 
 
+def test_doc_writes_a_file_for_the_user_alone_and_overwrites_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVD_HOME", str(home / "new"))
+    file = home / "new" / "kvd.toml"
+    assert cli.main(["config", "doc", "--write"]) == 0
+    assert capsys.readouterr().out == f"wrote {file}\n"
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (verb.document(), 0o600)
+    file.write_text("[store]\n")
+    assert cli.main(["config", "doc", "--write"]) == 65
+    assert capsys.readouterr().err == f"kvd: cannot write {file}: File exists\n"
+    assert file.read_text() == "[store]\n"
+
+
 def test_every_key_is_a_flag_of_serve() -> None:
     words = [word for s in settings() for word in (s.flag, s.key.kind.show(s.default))]
     args = cli.parser_of("serve").parse_args(words)

@@ -52,6 +52,8 @@ def test_help_names_every_verb_and_each_verb_explains_itself() -> None:
         (("cache", "lst"), "lst"),
         (("cache", "clear"), "--yes"),
         (("config", "show", "--markdown"), "takes no --markdown"),
+        (("config", "show", "--write"), "takes no --write"),
+        (("config", "doc", "--write", "--markdown"), "one of --write and --markdown"),
         (("config", "reload", "--config", "other.toml"), "takes no --config"),
     ],
 )

@@ -47,6 +47,9 @@ def test_status_shows_models_requests_reuse_and_what_needs_a_look() -> None:
         "kvd load other", "demo: the disk does not answer (3 reads",
     ):  # fmt: skip
         assert words in text, words
+    for crashes, often in ((1, "once"), (2, "2 times")):
+        [note] = view.problems({"models": [{"name": "demo", "state": "loaded", "crashes": crashes}]})
+        assert note.startswith(f"demo crashed {often} lately"), note
     assert "ROWS/S" not in text
     assert "ROWS/S" in printed(view.page(STATUS, {"demo": 80.0}))
 

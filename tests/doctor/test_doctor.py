@@ -92,8 +92,10 @@ def test_a_bad_config_file_is_a_finding_not_an_error(
 ) -> None:
     monkeypatch.setattr(compute, "backend", lambda home: [])
     home.config.write_text("[memroy]\n")
-    assert cli.main(["doctor"]) == 70
+    assert cli.main(["doctor"]) == 65
     assert "did you mean memory" in capsys.readouterr().out
+    monkeypatch.setattr(compute, "backend", lambda home: [fail("mlx", "gone", "install it")])
+    assert cli.main(["doctor"]) == 70
 
 
 def test_a_home_that_others_can_read_is_a_warning_with_the_command(home: Home) -> None:

@@ -104,8 +104,8 @@ def test_a_unit_is_written_enabled_and_started(machine: Path) -> None:
     assert f'Environment="KVD_HOME={os.environ["KVD_HOME"]}"\n' in text
     assert "Restart=on-failure\n" in text
     assert "StartLimitBurst=5\n" in text
-    assert said(machine) == [f"systemctl --user {words}" for words in
-                             ("show-environment", "daemon-reload", "enable kvd.service", "restart kvd.service")]  # fmt: skip
+    steps = ("show-environment", "daemon-reload", "enable kvd.service", "restart kvd.service")
+    assert said(machine) == [f"systemctl --user {words}" for words in steps]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -77,7 +77,7 @@ def trimmed(answer: Answer) -> str:
 
 
 def tree(answer: Answer) -> RenderableType:
-    """One line per stretch of blocks without a branch, what continues it indented below."""
+    """One line per stretch of blocks without a branch or the end of a pin, what continues it indented below."""
     rows = [node_row(node) for node in answer["prefixes"]]
     if not rows:
         return "nothing is stored"

@@ -54,8 +54,9 @@ Listing = Generator[tuple[int, int], None, tuple[Node, ...]]
 
 
 def tree(core: Core, model: str | None = None) -> Listing:
-    """All stored prefixes, or those of one model (its name or a namespace): stretches of blocks, branching where
-    prompts diverge, last used first. Strays are at the top as well. Yields (done, total) of what is read for it."""
+    """All stored prefixes, or those of one model (its name or a namespace): stretches of blocks, ending where prompts
+    diverge or a pin ends, last used first. Strays are at the top as well. Yields (done, total) of what is read for
+    it."""
     held = {slot.chain for chain in core.pins.held(core.clock()) for slot in core.table.path(chain)}
     tops = [s for s in core.table if s.parent not in core.table.slots]
     if model:
@@ -77,12 +78,12 @@ def tree(core: Core, model: str | None = None) -> Listing:
 
 
 def _stretches(core: Core, top: Slot) -> list[list[Slot]]:
-    """Unbranched runs of blocks below and including `top`, parents before children."""
+    """Runs of blocks without a branch or the end of a pin below and including `top`, parents before children."""
     found: list[list[Slot]] = []
     waiting = [top]
     while waiting:
         run = [waiting.pop()]
-        while len(children := core.table.children.get(run[-1].chain, ())) == 1:
+        while len(children := core.table.children.get(run[-1].chain, ())) == 1 and not core.pins.get(run[-1].chain):
             run.append(core.table.slots[next(iter(children))])
         found.append(run)
         waiting += [core.table.slots[c] for c in children]

@@ -38,6 +38,16 @@ def test_ls_shows_branches_with_first_words_hits_and_pins(actor: Actor) -> None:
     assert top["pinned"] and pinned["expires"] and perform(actor.store, "ls", {"model": "x"}) == {"prefixes": []}
 
 
+def test_a_pin_in_the_middle_of_a_prefix_is_shown_with_the_chain_that_unpins_it(actor: Actor) -> None:
+    tokens = list(range(1, 21))
+    actor.put(tokens)
+    chain = actor.blocks(tokens)[1].chain
+    actor.store.pin(NAMESPACE, [chain])
+    first, rest = perform(actor.store, "ls", {})["prefixes"]
+    assert (first["chain"], first["tokens"], first["pinned"], first["depth"]) == (chain.hex(), 8, True, 0)
+    assert (rest["tokens"], rest["pinned"], rest["depth"], rest["parent"]) == (12, False, 1, chain.hex())
+
+
 def test_a_conversation_that_branches_at_every_turn_can_be_listed_and_sent(world: World) -> None:
     actor = world.open(1 << 30, durable=False)
     parent = NAMESPACE

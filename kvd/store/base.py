@@ -84,7 +84,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A stretch of blocks without a branch or the end of a pin, as `ls` shows it. Counts are of it alone, times in seconds.
+    """A stretch of blocks without a branch or the end of a pin, as `ls` shows it. Counts are of it alone, times in s.
 
     A list of them is a tree, written down line by line: parents before children, without nesting, since a conversation
     may branch at every turn and messages may not be nested that deep."""

@@ -183,6 +183,6 @@ class Watch:
     def _unreachable(self, now: float) -> Unreachable:
         return Unreachable(
             f"the daemon at {self._socket} has not answered for {now - self._heard:.0f} s; "
-            "see `kvd logs`, or stop it and start `kvd serve` again",
+            "see `kvd logs`, or `kvd stop; kvd start`",
             socket=self._socket, silent_s=round(now - self._heard, 1),
         )  # fmt: skip

@@ -99,14 +99,14 @@ def daemon() -> list[Finding]:
         with running() as client:
             status = client.status()
     except Unreachable:
-        return [ok("daemon", "not running; start it with `kvd serve`")]
+        return [ok("daemon", "not running; start it with `kvd start`")]
     except KvdError as problem:
-        return [fail("daemon", problem.message, "restart it: kvd stop, then kvd serve")]
+        return [fail("daemon", problem.message, "restart it: kvd stop; kvd start")]
     version = str(status.get("version", "?"))
     found = [
         ok("daemon", f"version {version}, pid {status.get('pid', '?')}")
         if version == __version__
-        else warn("daemon", f"runs version {version}, this is {__version__}", "restart it: kvd stop, then kvd serve")
+        else warn("daemon", f"runs version {version}, this is {__version__}", "restart it: kvd stop; kvd start")
     ]
     for model in status.get("models", []):
         for warning in model.get("warnings", []):

@@ -46,7 +46,7 @@ def main() -> int:
     missed = [r.name for r in rows if r.ok is False]
     say(f"missed: {', '.join(missed)}" if missed else "every expectation held; the daemon is stopped")
     pull = "" if os.environ.get("KVD_HOME") else "kvd pull demo; "
-    say(f'go on with:  . .venv/bin/activate; {pull}kvd serve &  and then  kv "three names for a cat"')
+    say(f'go on with:  . .venv/bin/activate; {pull}kvd start; kv "three names for a cat"')
     return FAILED if missed else 0
 
 

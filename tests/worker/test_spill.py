@@ -115,7 +115,8 @@ def test_a_block_that_cannot_be_put_into_words_costs_no_other_its_place() -> Non
     with Rig() as rig, pytest.MonkeyPatch.context() as patch:
         patch.setattr(finish, "line", words)
         assert rig.ask(ids(2 * B + 5, 1)).stats["stored_tokens"] == 0
-        assert rig.engine.spill.counters["write_failed"] == 1 and not rig.engine.spill.pending_bytes
+        assert rig.engine.spill.counters["write_failed"] in (1, 2), "offered again at the end, if it is told by then"
+        assert not rig.engine.spill.pending_bytes
         assert rig.ask(ids(2 * B + 5, 2)).stats["stored_tokens"] >= 2 * B + 5
     assert threads == {"spill"}, "the engine has no time for it"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,19 +19,10 @@ from kvd.cli import stop
 from kvd.front.app import LINGER_MS, STORE_CLOSE_S
 from kvd.front.workers import STOP_GRACE_S
 from kvd.home import Home, holder
-from tests.front.support import Daemon, daemon, until
+from tests.front.support import Daemon, until
 from tests.tiny import tiny_model
 
 Shown = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    with daemon(models=("demo", "other")) as made:
-        monkeypatch.setenv("KVD_HOME", str(made.home))
-        monkeypatch.delenv("KVD_SOCKET", raising=False)
-        monkeypatch.delenv("KVD_AUTOSTART", raising=False)
-        yield made
 
 
 def test_load_shows_in_status_top_and_models_until_unload(running: Daemon, capsys: Shown) -> None:

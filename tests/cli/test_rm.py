@@ -6,25 +6,21 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvd.cli import cache
 from kvd.cli import main as cli
-from tests.front.support import Daemon, daemon
+from tests.front.support import Daemon
 
 Shown = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    with daemon(models=("demo", "other")) as made:
-        monkeypatch.setenv("KVD_HOME", str(made.home))
-        monkeypatch.delenv("KVD_SOCKET", raising=False)
-        monkeypatch.setattr(cache, "ask", lambda verb, fields: {"models": {"demo": 3 << 20}})
-        yield made
+def running(running: Daemon, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    monkeypatch.setattr(cache, "ask", lambda verb, fields: {"models": {"demo": 3 << 20}})
+    return running
 
 
 def left(running: Daemon) -> list[str]:

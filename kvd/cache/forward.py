@@ -55,8 +55,9 @@ def forward(
     if arriving is not None:
         step = AheadStep(step, arriving)
     ids = mx.array(tokens) if inputs is None else inputs[:, None]
-    if cache.paths.kernel and len(tokens[0]) == 1 and whole(len(batch)) > len(batch):
-        ids = mx.pad(ids, [(0, whole(len(batch)) - len(batch)), (0, 0)])
+    idle = whole(len(batch)) - len(batch) if cache.paths.kernel else 0
+    if idle:
+        ids = mx.pad(ids, [(0, idle), (0, 0)])
     out = model(ids, cache=cache.layer_caches(step))
     if not logits:
         del out

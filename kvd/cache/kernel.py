@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import mlx.core as mx
@@ -161,6 +162,7 @@ def _three(parts: Parts, other: mx.array) -> Parts:
     return (*parts, other, other)[:3]
 
 
+@cache
 def _form(
     dtype: mx.Dtype, dim: int, v_dim: int, repeats: int, k: Precision = NATIVE, v: Precision = NATIVE
 ) -> Kernel:

@@ -23,11 +23,12 @@ needs_nvrtc = pytest.mark.skipif(not INSTALLED, reason="cuda-bindings are not in
 
 @pytest.fixture(autouse=True)
 def forgotten():
-    compiled.cache_clear()
-    missing.cache_clear()
+    kept = (compiled, missing, _form)
+    for one in kept:
+        one.cache_clear()
     yield
-    compiled.cache_clear()
-    missing.cache_clear()
+    for one in kept:
+        one.cache_clear()
 
 
 @needs_nvrtc

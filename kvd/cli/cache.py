@@ -27,7 +27,7 @@ from kvclient.errors import BadRequest, Unreachable
 from kvd.cli import cacheview
 from kvd.cli.daemon import running
 from kvd.cli.durations import duration
-from kvd.cli.output import console, print_json
+from kvd.cli.output import agreed, console, print_json
 from kvd.cli.usage import Usage
 
 Answer = dict[str, Any]
@@ -60,8 +60,10 @@ def run(args: argparse.Namespace) -> int:
     fields = fields_of(args)
     if args.what == "clear" and not args.yes:
         raise Usage(f"cache clear drops blocks that cost time to compute{also(args.model)}; say --yes")
-    if args.what == "export" and not args.force and Path(fields["file"]).exists() and not agreed(fields["file"]):
-        raise BadRequest(f"{fields['file']} is there already; say --force to replace it", path=fields["file"])
+    if args.what == "export" and not args.force and Path(fields["file"]).exists():
+        there = f"{fields['file']} is there already"
+        if not (sys.stdin.isatty() and agreed(f"{there}; replace it")):
+            raise BadRequest(f"{there}; say --force to replace it", path=fields["file"])
     answer = ask(args.what, fields)
     if others := answer.get("shared_with"):
         print(f"kvd: the blocks were those of {cacheview.names(others)} as well: same weights", file=sys.stderr)
@@ -89,14 +91,6 @@ def fields_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.ttl:
         fields["ttl_s"] = args.ttl
     return fields
-
-
-def agreed(file: str) -> bool:
-    """Whether a person at a terminal wants this file replaced; nobody there is a no."""
-    if not sys.stdin.isatty():
-        return False
-    print(f"{file} is there already; replace it? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def also(model: str | None) -> str:

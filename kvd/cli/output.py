@@ -39,6 +39,12 @@ def console(stderr: bool = False) -> Console:
     return Plain(stderr=stderr, highlight=False, width=None if stream.isatty() else 200)
 
 
+def agreed(question: str) -> bool:
+    """Whether the person at the terminal says yes."""
+    print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """`what` and the seconds so far while the context is open, if stderr is a terminal; nothing of it stays."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from kvclient.errors import BadRequest, Busy, Internal, Unreachable, UnsupportedModel
 from kvd.cli import cache
 from kvd.cli.daemon import running
-from kvd.cli.output import print_json
+from kvd.cli.output import agreed, print_json
 from kvd.cli.usage import Usage
 from kvd.home import Home
 from kvd.models import record
@@ -117,8 +117,7 @@ def _agreed(removals: list[Removal]) -> bool:
     if not sys.stdin.isatty():
         raise Usage("rm needs --yes where nobody can be asked")
     listed = ", ".join(f"{removal.model} ({what(removal)})" for removal in removals)
-    print(f"remove {listed}? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return agreed(f"remove {listed}")
 
 
 def _remove(folder: Path) -> None:

@@ -10,8 +10,8 @@ The same errors travel over RPC, Python, the shell (exit code and one line) and 
     ├── ProtocolError           70 / 400   versions or frames that do not fit
     ├── Unreachable             69 / 503   no daemon, or it went away
     ├── Busy                    75 / 429   admission control: try again
-    ├── OutOfMemory             75 / 507   weights, pool or request over the budget, with both numbers; 65 where it
-    │                                      would not fit alone either: to ask again is useless
+    ├── OutOfMemory             75 / 507   weights, pool or request over the budget, with both numbers; 65 / 400 where
+    │                                      it would not fit alone either: to ask again is useless
     ├── StoreError              70 / 500   the store refuses (damaged, held by another, full)
     ├── WorkerLost              70 / 502   the model's process died or hung; the next request respawns it
     ├── Timeout                 75 / 504   the request's own time limit
@@ -31,7 +31,7 @@ class KvdError(Exception):
 
     code: ClassVar[str] = "internal"
     exit_code: int = 70
-    http_status: ClassVar[int] = 500
+    http_status: int = 500
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ class Busy(KvdError):
 
 
 class OutOfMemory(KvdError):
-    """details: needed, available (bytes), what; of a model to be loaded also budget (bytes)."""
+    """details: needed, available (bytes), what; where it is known also budget (bytes), all there could ever be."""
 
     code, exit_code, http_status = "out_of_memory", 75, 507
 
@@ -92,7 +92,7 @@ class OutOfMemory(KvdError):
         super().__init__(message, **details)
         needed, budget = details.get("needed"), details.get("budget")
         if isinstance(needed, int) and isinstance(budget, int) and needed > budget:
-            self.exit_code = BadRequest.exit_code
+            self.exit_code, self.http_status = BadRequest.exit_code, BadRequest.http_status
 
 
 class StoreError(KvdError):

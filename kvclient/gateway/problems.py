@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kvclient.errors import Busy, KvdError
+from kvclient.errors import Busy, KvdError, OutOfMemory
 from kvclient.gateway.anthropic.errors import error_body as anthropic_body
 from kvclient.gateway.openai.errors import error_body as openai_body
 
@@ -41,7 +41,7 @@ def error_json(problem: KvdError, path: str, request_id: str) -> bytes:
 
 
 def error_headers(problem: KvdError) -> list[tuple[bytes, bytes]]:
-    if isinstance(problem, Busy):
+    if isinstance(problem, Busy | OutOfMemory) and problem.exit_code == Busy.exit_code:
         return [(b"retry-after", b"1")]
     if status_of(problem) == 401:
         return [(b"www-authenticate", b"Bearer")]

@@ -83,7 +83,7 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     if given.pool_limit < block_bytes:
         raise OutOfMemory(
             f"one block of KV has {block_bytes} bytes, the pool may have {given.pool_limit}",
-            needed=block_bytes, available=given.pool_limit, what="kv pool",
+            needed=block_bytes, available=given.pool_limit, budget=given.pool_limit, what="kv pool",
         )  # fmt: skip
     cache = PagedCache(
         layout, given.block_size, given.pool_limit // block_bytes,

@@ -209,11 +209,11 @@ class Engine:
             raise excess
         needed = -(-len(request.tokens) // self._cache.block_size)
         if needed > self._cache.max_blocks:
-            token = self._facts.bytes_per_token
+            block = self._cache.block_size * self._facts.bytes_per_token
+            most = self._cache.max_blocks * block
             raise OutOfMemory(
                 f"the prompt needs {needed} KV blocks, the pool may have {self._cache.max_blocks}",
-                needed=needed * self._cache.block_size * token,
-                available=self._cache.max_blocks * self._cache.block_size * token, what="kv pool",
+                needed=needed * block, available=most, budget=most, what="kv pool",
             )  # fmt: skip
 
     def _start(self, choice: Choice) -> bool:

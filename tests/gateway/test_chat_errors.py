@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
 
-from kvclient.errors import Busy, ContextLengthExceeded, Internal
+from kvclient.errors import Busy, ContextLengthExceeded, Internal, OutOfMemory
 from tests.gateway.conftest import Served
 from tests.gateway.test_chat import HELLO, client
 
@@ -34,6 +35,35 @@ def test_errors_of_the_daemon_have_their_status_also_when_streaming(
         assert caught.value.status_code == status
         assert caught.value.body["message"] == problem.message  # type: ignore[index]
         assert caught.value.body.get("details", {}) == problem.details  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("problem", "status", "times"),
+    [
+        (Busy("64 wait", waiting=64, limit=64), 429, 3),
+        (OutOfMemory("3 of 4 are free", needed=4, available=3, budget=9), 507, 3),
+        (OutOfMemory("more than 9", needed=10, available=3, budget=9), 400, 1),
+    ],
+)
+def test_the_sdks_ask_again_what_may_come_right_and_not_what_never_fits(
+    serve: Serve, problem: Any, status: int, times: int
+) -> None:
+    served = serve(lambda body, model: [problem])
+    body = {"model": "demo", "messages": HELLO}
+    reply = httpx.post(served.url + "/v1/chat/completions", json=body, timeout=20)
+    assert (reply.status_code, "retry-after" in reply.headers) == (status, times > 1)
+    assert reply.json()["error"]["code"] == problem.code
+    asks: list[Callable[[], object]] = [
+        lambda: client(served).with_options(max_retries=2).chat.completions.create(**body),  # type: ignore[call-overload]
+        lambda: anthropic.Anthropic(base_url=served.url, api_key="x", timeout=20).messages.create(
+            **body, max_tokens=1  # type: ignore[call-overload]
+        ),
+    ]
+    for ask in asks:
+        served.daemon.asked.clear()
+        with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)):
+            ask()
+        assert len(served.daemon.asked) == times
 
 
 def test_an_error_after_the_first_token_ends_the_stream_with_it(serve: Serve) -> None:

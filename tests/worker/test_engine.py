@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvclient.errors import ContextLengthExceeded, Internal, OutOfMemory, Timeout
+from kvclient.errors import BadRequest, ContextLengthExceeded, Internal, OutOfMemory, Timeout
 from kvd.worker.scheduler import Limits
 from tests.worker.rig import Answer, B, Rig, ids, rows_seen, same
 
@@ -213,6 +213,7 @@ def test_a_prompt_larger_than_the_pool_is_refused_with_both_numbers() -> None:
         problem = rig.send(tokens=ids(5 * B, 1)).end().problem()
         assert isinstance(problem, OutOfMemory)
         assert problem.details["needed"] == 5 * problem.details["available"] // 4
+        assert problem.exit_code == BadRequest.exit_code, "it never fits: nobody shall ask again"
         assert counts(rig.ask(ids(3 * B, 1), max_tokens=2))[0] == 3 * B
 
 

@@ -58,10 +58,9 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How weights will lie in memory: bytes, dense float32 or as stored, and what to tell about it."""
+    """How weights will lie in memory: dense float32 or as stored, and what to tell about it."""
 
     dense: bool
-    needed: int
     notes: tuple[str, ...] = ()
 
 
@@ -70,15 +69,15 @@ def choose_form(found: Sizes, backend: Backend, available: int | None) -> Form:
     if backend != "cpu":
         if available is not None and found.stored > available:
             raise _does_not_fit(found.stored, available, "its weights")
-        return Form(False, found.stored)
+        return Form(False)
     if available is None or found.dense <= available:
-        return Form(True, found.dense)
+        return Form(True)
     if found.kept <= available:
         cost = (
             f"float32 weights need {format_size(found.dense)}, {format_size(available)} are available: kept as stored "
             f"({format_size(found.kept)}), which makes prefill about 20 times slower on this backend"
         )
-        return Form(False, found.kept, (cost,))
+        return Form(False, (cost,))
     raise _does_not_fit(min(found.dense, found.kept), available, "its weights, even as stored,")
 
 

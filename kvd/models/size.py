@@ -5,12 +5,10 @@ Standard library only: `kvd pull`, `kvd doctor` and the front ask before a worke
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvd.models.backend import Backend
 from kvd.models.fingerprint import read_config, weight_files
 from kvd.models.tensors import BITS, TensorSpec, read_specs
 
@@ -18,12 +16,11 @@ from kvd.models.tensors import BITS, TensorSpec, read_specs
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Bytes. `stored`: as in the files. `dense`: every weight as float32. `kept`: as stored, but with the scales of
-    quantised matrices and all vectors as float32, which the CPU backend needs. `largest`: the greatest dense tensor."""
+    quantised matrices and all vectors as float32, which the CPU backend needs."""
 
     stored: int
     dense: int
     kept: int
-    largest: int
 
 
 def sizes(folder: Path) -> Sizes:
@@ -31,9 +28,9 @@ def sizes(folder: Path) -> Sizes:
     config = read_config(folder)
     specs = {spec.name: spec for file in weight_files(folder) for spec in read_specs(file)}
     stored = sum(spec.nbytes for spec in specs.values())
-    elements = [_dense_elements(spec, specs, config) for spec in specs.values()]
+    elements = sum(_dense_elements(spec, specs, config) for spec in specs.values())
     widened = sum(4 * spec.elements - spec.nbytes for spec in specs.values() if _widened(spec, specs))
-    return Sizes(stored, 4 * sum(elements), stored + widened, 4 * max(elements, default=0))
+    return Sizes(stored, 4 * elements, stored + widened)
 
 
 def _widened(spec: TensorSpec, specs: dict[str, TensorSpec]) -> bool:
@@ -59,14 +56,3 @@ def _dense_elements(spec: TensorSpec, specs: dict[str, TensorSpec], config: dict
     if isinstance(bits, int) and bits > 0:
         return spec.elements * BITS[spec.dtype] // bits
     return scales.elements * int(quantization.get("group_size") or 32)
-
-
-def estimate(folder: Path, backend: Backend) -> int:
-    """Bytes that the loaded weights of `folder` will hold: dense float32 on the CPU backend, as stored elsewhere."""
-    found = sizes(folder)
-    return found.dense if backend == "cpu" else found.stored
-
-
-def peak(found: Sizes, backend: Backend) -> int:
-    """Bytes at the highest point of the load: on the CPU one matrix is at hand in both forms."""
-    return found.dense + found.largest if backend == "cpu" else found.stored + math.ceil(found.stored / 64)

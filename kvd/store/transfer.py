@@ -26,7 +26,6 @@ MAGIC: Final = b"kvd-export-1\n"
 MANIFEST_LIMIT: Final = 64 * 1024 * 1024
 PIECE: Final = 1 << 20
 DIGEST: Final = 32
-SUFFIX: Final = ".kvd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +36,6 @@ class Piece:
     size: int
     checksum: bytes
     offset: int
-
-
-def leaves(store: Store, namespace: bytes | None = None) -> list[bytes]:
-    """The deepest block of every stored prefix: what `export` takes, one file each."""
-    table = store.core.table
-    lost = table.strays()
-    return [
-        s.chain for s in table
-        if s.chain not in table.children and s.chain not in lost and namespace in (None, s.namespace)
-    ]
 
 
 def export(store: Store, chain: bytes, target: str) -> Round:
@@ -106,8 +95,8 @@ def _write(store: Store, path: list[Slot], fd: int) -> Generator[tuple[int, int]
     return at + DIGEST
 
 
-def import_(store: Store, source: str, namespace: bytes | None = None) -> Round:
-    """Take in an export. `namespace`: of the model it is for; without one it must be known to the store already.
+def import_(store: Store, source: str) -> Round:
+    """Take in an export of a namespace that the store knows.
 
     Raises BadRequest: not an export, damaged, of another namespace; nothing is changed then. StoreError: no room."""
     core = store.core
@@ -118,7 +107,7 @@ def import_(store: Store, source: str, namespace: bytes | None = None) -> Round:
     try:
         size = core.files.stat(source).size
         theirs, models, pieces = _manifest(core.files, fd, source, size)
-        known = {namespace} if namespace else set(core.models) | set(core.table.by_namespace)
+        known = set(core.models) | set(core.table.by_namespace)
         if theirs not in known:
             raise BadRequest(
                 f"{source} is of {' or '.join(models) or 'a model'} (namespace {theirs.hex()}), of which nothing was "
@@ -231,9 +220,3 @@ def _exactly(files: Files, fd: int, at: int, size: int) -> bytes:
     if read_into(files, fd, [memoryview(data)], at) != size:
         raise OSError(f"{size} bytes expected at {at}")
     return bytes(data)
-
-
-def file_name(store: Store, chain: bytes) -> str:
-    """A name for the export of the prefix that ends with `chain`."""
-    slot = store.core.table.slots[chain]
-    return f"{os.path.basename(store.core.owners(slot.namespace)[0])}-{chain.hex()[:12]}{SUFFIX}"

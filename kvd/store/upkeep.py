@@ -1,13 +1,13 @@
 """Long rounds over the whole store: verify, gc, clear, rebuild.
 
 Each is a generator that yields `(done, total)` after every small step and returns a `Report`, so that the owner's
-thread can answer others in between; `finish` runs one to its end.
+thread can answer others in between.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 
 from kvd.store.adopt import adopt, quarantine_file, reset_index
 from kvd.store.base import Report
@@ -22,18 +22,6 @@ from kvd.store.table import Slot
 Round = Generator[tuple[int, int], None, Report]
 SCRATCH = 1 << 20
 STEP = 64
-
-
-def finish(work: Round, progress: Callable[[int, int], None] | None = None) -> Report:
-    """Run a round to its end."""
-    while True:
-        try:
-            done, total = next(work)
-        except StopIteration as end:
-            report: Report = end.value
-            return report
-        if progress:
-            progress(done, total)
 
 
 def verify(core: Core) -> Round:

@@ -26,17 +26,12 @@ SHORTEST: Final = 6
 """hex digits that name a block, if no other begins with them"""
 
 
-def perform(
-    store: Store, verb: str, fields: Mapping[str, Any], progress: Callable[[int, int], None] | None = None
-) -> Answer:
+def perform(store: Store, verb: str, fields: Mapping[str, Any]) -> Answer:
     """Run one verb to its end and give its answer."""
     work = steps(store, verb, fields)
-    while True:
-        at = advance(work)
-        if isinstance(at, dict):
-            return at
-        if progress:
-            progress(*at)
+    while not isinstance(at := advance(work), dict):
+        pass
+    return at
 
 
 def advance(work: Steps, budget_s: float = 0.02) -> Answer | tuple[int, int]:
@@ -53,13 +48,24 @@ def advance(work: Steps, budget_s: float = 0.02) -> Answer | tuple[int, int]:
 
 
 def steps(store: Store, verb: str, fields: Mapping[str, Any]) -> Steps:
-    """See the module. Fields: chain (hex), file (absolute path), model (a name), ttl_s (seconds)."""
+    """See the module. Fields: chain (hex), file (absolute path), model (a name, repeated in the answer), ttl_s
+    (seconds)."""
     if verb not in VERBS:
         raise BadRequest(f"cache {verb} is not known (known: {', '.join(VERBS)})", verb=verb)
     try:
-        return (yield from VERBS[verb](store, fields))
+        answer = yield from VERBS[verb](store, fields)
     except (OSError, IndexFailed) as problem:
         raise StoreError(f"cache {verb}: {problem}", verb=verb) from None
+    return {**answer, "model": fields["model"]} if "model" in fields else answer
+
+
+def names(store: Store) -> set[str]:
+    """What the field `model` may hold: names of models, those that were removed included, and namespaces."""
+    return {name for n in _namespaces(store) for name in (*store.core.owners(n), n.hex())}
+
+
+def _namespaces(store: Store) -> set[bytes]:
+    return set(store.core.table.by_namespace) | set(store.core.models) | store.core.namespaces
 
 
 def _stats(store: Store, fields: Mapping[str, Any]) -> Steps:
@@ -87,8 +93,7 @@ def _clear(store: Store, fields: Mapping[str, Any]) -> Steps:
     if not model:
         return {**_reported((yield from upkeep.clear(store.core))), "namespaces": []}
     core = store.core
-    known = set(core.table.by_namespace) | set(core.models) | core.namespaces
-    namespaces = {n for n in known if model in (*core.owners(n), n.hex())}
+    namespaces = {n for n in _namespaces(store) if model in (*core.owners(n), n.hex())}
     if not namespaces:
         raise BadRequest(f"nothing is stored for a model {model!r}", model=model)
     report = yield from upkeep.clear(core, namespaces)

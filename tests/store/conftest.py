@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvd.store.base import Limits, Refusal, Reservation, Written
+from kvd.store.base import Limits, Refusal, Report, Reservation, Written
 from kvd.store.shard import file_bytes, store_shard
 from kvd.store.store import Store
+from kvd.store.upkeep import Round
 from torments.actor import Actor
 from torments.blocks import payload
 
@@ -58,3 +59,13 @@ def write(actor: Actor, place: Reservation, tokens: list[int], index: int = -1) 
     block = actor.blocks(tokens)[index]
     size, checksum = store_shard(actor.files, place.temp, place.final, block, payload(block))
     return Written(place.id, checksum, size)
+
+
+def finish(work: Round) -> Report:
+    """Run a round of upkeep to its end."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            report: Report = end.value
+            return report

@@ -8,8 +8,8 @@ import pytest
 
 from kvd.store.base import Limits
 from kvd.store.departed import EVERYTHING
-from kvd.store.upkeep import clear, finish, gc, rebuild, verify
-from tests.store.conftest import World
+from kvd.store.upkeep import clear, gc, rebuild, verify
+from tests.store.conftest import World, finish
 from torments.actor import Actor
 from torments.blocks import NAMESPACE
 

@@ -12,8 +12,8 @@ from kvd.cache.chain import next_chain
 from kvd.store.base import Limits, Refusal, Reservation
 from kvd.store.departed import EVERYTHING
 from kvd.store.shard import store_shard
-from kvd.store.upkeep import clear, finish, gc
-from tests.store.conftest import World, reserve, write
+from kvd.store.upkeep import clear, gc
+from tests.store.conftest import World, finish, reserve, write
 from torments.actor import BLOCK, Actor
 from torments.blocks import NAMESPACE, payload
 from torments.oracle import crash, du

@@ -11,10 +11,10 @@ from kvclient import wire
 from kvd.cache.chain import next_chain
 from kvd.store.base import Reservation, Written
 from kvd.store.shard import file_bytes, store_shard
-from kvd.store.upkeep import finish, rebuild
+from kvd.store.upkeep import rebuild
 from kvd.store.verbs import perform
 from kvd.store.words import distinguishing
-from tests.store.conftest import World
+from tests.store.conftest import World, finish
 from torments.actor import Actor
 from torments.blocks import NAMESPACE, header, payload
 

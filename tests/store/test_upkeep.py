@@ -9,9 +9,9 @@ import pytest
 
 from kvclient.errors import BadRequest, StoreError
 from kvd.store.adopt import adopt, reset_index
-from kvd.store.upkeep import clear, finish, gc, rebuild, verify
+from kvd.store.upkeep import clear, gc, rebuild, verify
 from kvd.store.verbs import VERBS, advance, perform, steps
-from tests.store.conftest import World
+from tests.store.conftest import World, finish
 from torments.actor import Actor
 from torments.blocks import NAMESPACE
 from torments.oracle import Outcome, leftovers

@@ -72,21 +72,18 @@ def ordered_bytes(tokens: Iterable[int]) -> bytes:
     return _packed(tokens, "big")
 
 
-def tokens_of(raw: bytes) -> tuple[int, ...]:
-    """Inverse of `ordered_bytes`."""
-    values = array("I", raw)
-    if sys.byteorder != "big":
-        values.byteswap()
-    return tuple(values)
-
-
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Number of leading tokens that are equal."""
-    shorter = min(len(left), len(right))
-    for i in range(shorter):
-        if left[i] != right[i]:
-            return i
-    return shorter
+    """Number of leading tokens that are equal. Whole slices are compared, since most prompts share all or nothing."""
+    if type(left) is not type(right):
+        left, right = list(left), list(right)  # a list never equals a tuple
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def child_keys(parent: bytes, tokens: Sequence[int], chain: bytes) -> list[bytes]:

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from kvclient.errors import BadRequest
 from kvd.cache import precision
+from kvd.cache.chain import common_prefix
 from kvd.cache.layout import KVLayout
 from kvd.calibrate import trial
 from kvd.calibrate.compare import NotFinite, Reference
@@ -158,7 +159,7 @@ class Run:
             needles=(needles, len(self._material.probes)),
             facts=(right, len(asked)),
             answers_equal=(sum(a == b for a, b in pairs), len(pairs)),
-            answer_agreement=sum(common(a, b) / len(b) for a, b in pairs) / max(1, len(pairs)),
+            answer_agreement=sum(common_prefix(a, b) / len(b) for a, b in pairs) / max(1, len(pairs)),
             peak_bytes=filled.peak_bytes,
             ttft_s=filled.seconds + first_s,
         )
@@ -236,16 +237,6 @@ def ordered(settings: Sequence[Setting]) -> list[Setting]:
 def _split(window: tuple[int, ...], positions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """All but the last `positions`, and those."""
     return window[: len(window) - positions], window[len(window) - positions :]
-
-
-def common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Leading tokens that are equal."""
-    count = 0
-    for a, b in zip(left, right, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 def choose_best(settings: Sequence[Setting], gate: Gate, budget: int | None) -> str:

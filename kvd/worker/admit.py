@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from kvd.cache.chain import chains, salted
+from kvd.cache.chain import chains, common_prefix, salted
 from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
 from kvd.cache.results import Match, PoolFull
@@ -27,7 +27,7 @@ from kvd.worker.planner import Rates
 from kvd.worker.questions import UNANSWERED, Questions
 from kvd.worker.request import Choice, Request, nothing
 from kvd.worker.restore import Readers
-from kvd.worker.scheduler import GRID, Stage, common_prefix
+from kvd.worker.scheduler import GRID, Stage
 from kvd.worker.spill import Spill
 from kvd.worker.text import Answer, Tokenizer
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvclient.gateway.volatile import RULES, another, helpful, steady
-from kvd.worker.scheduler import common_prefix
+from kvd.cache.chain import common_prefix
 
 Messages = Sequence[Mapping[str, Any]]
 

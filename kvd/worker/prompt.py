@@ -14,10 +14,10 @@ import jinja2
 from transformers.utils import chat_template_utils
 
 from kvclient.errors import BadRequest, ContextLengthExceeded
+from kvd.cache.chain import common_prefix
 from kvd.worker import advice
 from kvd.worker.grammar import Grammar, Grammars
 from kvd.worker.params import Params, parse
-from kvd.worker.scheduler import common_prefix
 from kvd.worker.text import PLAIN, Format, format_of
 from kvd.worker.tools import END, START, chosen, described
 

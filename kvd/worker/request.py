@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvd.cache.chain import common_prefix
 from kvd.cache.results import Match
 from kvd.cache.sequence import CachedSequence
 from kvd.messages import LookedUp
 from kvd.worker.prompt import Prompt
 from kvd.worker.sampler import Drawer
-from kvd.worker.scheduler import Job, Stage, common_prefix
+from kvd.worker.scheduler import Job, Stage
 from kvd.worker.text import Answer
 
 

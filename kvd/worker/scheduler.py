@@ -144,17 +144,5 @@ def victim(jobs: Iterable[Job], needing: str, limits: Limits) -> str | None:
     return last.id if last.id != needing else needing
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Leading tokens two prompts share. Equal slices are compared whole, since most prompts share all or nothing."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def _ordered(jobs: Iterable[Job], limits: Limits) -> list[Job]:
     return sorted(jobs, key=lambda job: (deadline(job, limits), job.arrival, job.id))

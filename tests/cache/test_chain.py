@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvd.cache.chain import STEP, chains, child_keys, namespace, next_chain, ordered_bytes, salted, tokens_of
+from kvd.cache.chain import STEP, chains, child_keys, common_prefix, namespace, next_chain, ordered_bytes, salted
 
 IDS = st.lists(st.integers(0, 2**32 - 2), max_size=70)
 
@@ -50,7 +50,14 @@ def test_the_format_on_disk_is_fixed():
 @given(IDS, IDS)
 def test_ordered_bytes_compare_as_the_ids_do(left, right):
     assert (ordered_bytes(left) < ordered_bytes(right)) == (left < right)
-    assert list(tokens_of(ordered_bytes(left))) == left
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))
+def test_the_common_prefix_is_the_longest_also_of_a_list_and_a_tuple(left, right):
+    n = common_prefix(left, right)
+    assert left[:n] == right[:n]
+    assert n == min(len(left), len(right)) or left[n] != right[n]
+    assert common_prefix(left, tuple(right)) == n
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=256))

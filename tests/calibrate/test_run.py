@@ -17,7 +17,7 @@ from kvd.calibrate import plan as plans
 from kvd.calibrate import trial
 from kvd.calibrate.material import Material, Probe
 from kvd.calibrate.result import Gate
-from kvd.calibrate.run import Findings, Run, choose_best, common
+from kvd.calibrate.run import Findings, Run, choose_best
 from kvd.calibrate.trial import Means
 from tests.cache.support import model, prompt
 from tests.calibrate.support import BAD, GOOD, calibration, setting
@@ -174,7 +174,3 @@ def test_the_best_is_the_smallest_that_passes_or_the_closest_within_a_budget() -
     assert choose_best(items, Gate(), 120) == "k8v4"
     assert choose_best(items, Gate(), 80) == ""
     assert choose_best(items, Gate(max_kld=1.0, min_same_top=0.5), None) == "k4v4"
-
-
-def test_common_counts_leading_tokens() -> None:
-    assert (common([1, 2, 3], [1, 2, 4]), common([], [1]), common([1, 2], [1, 2])) == (2, 0, 2)

@@ -15,7 +15,6 @@ from kvd.worker.scheduler import (
     Limits,
     Stage,
     chunk_end,
-    common_prefix,
     decide,
     positions,
     victim,
@@ -144,13 +143,6 @@ def test_the_last_in_order_gives_way_when_the_pool_is_full() -> None:
     assert victim([first, last], "first", LIMITS) == "last"
     assert victim([first, last], "last", LIMITS) == "last"
     assert victim([first], "first", LIMITS) is None
-
-
-@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))
-def test_common_prefix_is_the_longest(a: list[int], b: list[int]) -> None:
-    n = common_prefix(a, b)
-    assert a[:n] == b[:n]
-    assert n == min(len(a), len(b)) or a[n] != b[n]
 
 
 def test_a_prefill_stops_where_rows_are_on_their_way_from_the_store() -> None:

@@ -146,6 +146,8 @@ class Event:
     tool_call   `tool_call`, complete
     finish      `finish_reason`, `stop_sequence`: choice `index` has all its text (storing may go on)
     done        `done`: the Completion; the last event
+
+    `model`: the name of the model that answers, with `queued` and `progress`; "" from a daemon that does not say it.
     """
 
     kind: str
@@ -159,6 +161,7 @@ class Event:
     finish_reason: str | None = None
     stop_sequence: str | None = None
     done: Completion | None = None
+    model: str = ""
 
 
 def divergence(body: Mapping[str, Any] | None) -> Divergence | None:
@@ -191,10 +194,10 @@ def _event(kind: str, id: str, body: Mapping[str, Any]) -> Event | None:
     index = int(body.get("index", 0))
     match kind:
         case "queued":
-            return Event(kind, id, position=int(body["position"]))
+            return Event(kind, id, position=int(body["position"]), model=str(body.get("model") or ""))
         case "progress":
             counts = Progress(int(body["done"]), int(body["total"]), int(body.get("cached", 0)))
-            return Event(kind, id, progress=counts)
+            return Event(kind, id, progress=counts, model=str(body.get("model") or ""))
         case "text":
             return Event(kind, id, index, str(body["text"]), logprobs(body.get("logprobs")))
         case "reasoning":

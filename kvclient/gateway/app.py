@@ -87,13 +87,14 @@ class Gateway:
             fields = await json_body(request, self.settings.max_body)
             ask = await self._prepared(parse(fields), fields, request.state.key)
             id: str = request.state.id
-            return self._counted(Reply(self.client, ask, shape(ask, id, int(time.time())), id, self._done))
+            created = int(time.time())
+            return self._counted(Reply(self.client, ask, lambda named: shape(named, id, created), id, self._done))
 
         return endpoint
 
     async def _prepared(self, ask: Ask, fields: Fields, key: str | None) -> Ask:
         """The model's name, salt of the API key, rules for volatile text, and what the reply says about them."""
-        model = ask.model or await self._only_model()
+        model = ask.model or (await self._only_model() if self.settings.volatile else "")
         rules = self.settings.rules(model)
         notes: dict[str, Any] = {}
         bodies = []

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -27,16 +28,20 @@ KEEP_ALIVE_S: Final = 1.0
 WAITING: Final = ("queued", "progress")
 Headers = list[tuple[bytes, bytes]]
 OnDone = Callable[[Ask, Completion], None]
+MakeShape = Callable[[Ask], Shape]
 
 
 class Reply:
     """Streams if the Ask says so. A client that goes away cancels the request, unless its text has ended already:
     then it runs on to its end, so that the answer is stored."""
 
-    def __init__(self, client: AsyncClient, ask: Ask, shape: Shape, id: str, on_done: OnDone) -> None:
+    def __init__(self, client: AsyncClient, ask: Ask, make_shape: MakeShape, id: str, on_done: OnDone) -> None:
         self._client = client
         self._ask = ask
-        self._shape = shape
+        self._make_shape = make_shape
+        self._shape: Shape
+        self._met = False
+        """the first event came, so that there is a shape"""
         self._id = id
         self._on_done = on_done
         self._running = ask.n * len(ask.bodies)
@@ -67,9 +72,18 @@ class Reply:
         except KvdError as problem:
             await self._fail(problem, path, send)
 
+    def _meet(self, event: Event) -> None:
+        """The first event says which model answers: all of the reply repeats it."""
+        if not self._met:
+            said = event.model if event.done is None else event.done.model
+            self._ask = replace(self._ask, model=said or self._ask.model)
+            self._shape = self._make_shape(self._ask)
+            self._met = True
+
     async def _stream(self, events: AsyncGenerator[Event], send: Send) -> None:
         began = time.monotonic()
         async for event in events:
+            self._meet(event)
             if event.kind in WAITING:
                 now = time.monotonic()
                 held = event.kind == "queued" and not self._started and now - began < HOLD_S
@@ -99,12 +113,12 @@ class Reply:
 
     async def _whole(self, events: AsyncGenerator[Event], send: Send) -> None:
         async for event in events:
+            self._meet(event)
             if event.kind == "finish":
                 self._running -= 1
             if event.done is not None:
                 self._on_done(self._ask, event.done)
-                whole = {**self._shape.whole(event.done), "model": event.done.model or self._ask.model}
-                body = json.dumps(whole, ensure_ascii=False).encode()
+                body = json.dumps(self._shape.whole(event.done), ensure_ascii=False).encode()
                 await self._open(send, 200, b"application/json", [(b"content-length", str(len(body)).encode())])
                 await send({"type": "http.response.body", "body": body})
 

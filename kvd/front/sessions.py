@@ -96,16 +96,18 @@ class Sessions:
         return session
 
     def tell(self, session: Session, kind: str, body: dict[str, Any]) -> None:
-        """An event of the front's own; `queued` and `progress` are repeated while nothing else comes."""
+        """`queued` or `progress`, with the model's name; repeated while nothing else comes."""
         if session.id in self._by_id:
             session.repeat = (kind, body)
             session.heard = time.monotonic()
-            self.server.send(session.peer, wire.message(kind, session.id, body))
+            named = {**body, "model": session.model} if session.model else body
+            self.server.send(session.peer, wire.message(kind, session.id, named))
 
     def forward(self, session: Session, header: bytes, event: Event) -> None:
         """A worker's event that ends nothing, body unread unless it is small and worth repeating."""
         if event.kind in ("queued", "progress"):
-            session.repeat = (event.kind, wire.unpack(event.packed))
+            self.tell(session, event.kind, wire.unpack(event.packed))
+            return
         session.heard = time.monotonic()
         self.server.forward(session.peer, header, event.packed, event.encode())
 

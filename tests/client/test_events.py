@@ -19,8 +19,10 @@ STATS: dict[str, Any] = {
 }  # fmt: skip
 TOP = {"id": 8, "token": "x", "logprob": -2.0}
 KINDS: list[tuple[str, dict[str, Any], Event]] = [
-    ("queued", {"position": 2}, Event("queued", "r", position=2)),
-    ("progress", {"done": 5, "total": 9, "cached": 4}, Event("progress", "r", progress=Progress(5, 9, 4))),
+    ("queued", {"position": 2, "model": "m"}, Event("queued", "r", position=2, model="m")),
+    ("queued", {"position": 2}, Event("queued", "r", position=2)),  # of a daemon that does not say it
+    ("progress", {"done": 5, "total": 9, "cached": 4, "model": "m"},
+     Event("progress", "r", progress=Progress(5, 9, 4), model="m")),
     ("text", {"text": "hi", "index": 1}, Event("text", "r", 1, "hi")),
     ("text", {"text": "hi", "index": 0, "logprobs": [{"id": 7, "token": "hi", "logprob": -0.5, "top": [TOP]}]},
      Event("text", "r", 0, "hi", (TokenLogprob(7, "hi", -0.5, (TokenLogprob(8, "x", -2.0),)),))),

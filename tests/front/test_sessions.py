@@ -17,7 +17,8 @@ def live(daemon: Daemon) -> list[str]:
 
 def test_a_request_is_forwarded_and_its_events_come_back_in_order(client: Client) -> None:
     id = client.ask("generate", {"prompt": "say 5"}, "demo")
-    *texts, done = (m for m in client.events(id) if m.kind != "queued")
+    queued, *texts, done = client.events(id)
+    assert (queued.kind, queued.body) == ("queued", {"position": 0, "model": "demo"})
     assert [m.body["text"] for m in texts] == ["0", "1", "2", "3", "4"]
     assert done.kind == "done" and done.body["stats"]["load_s"] >= 0
 
@@ -54,7 +55,7 @@ def test_every_live_request_gets_an_event_at_least_every_beat(shared: Daemon, cl
     client.wait_for(id, "progress")
     for _ in range(2):
         again = client.next(3 * wire.BEAT_S)
-        assert again.kind == "progress" and again.body == {"done": 1, "total": 2, "cached": 0}
+        assert again.kind == "progress" and again.body == {"done": 1, "total": 2, "cached": 0, "model": "demo"}
     with shared.control() as control:
         control.call("cancel", {"id": id})
     assert client.result(id).body["choices"][0]["finish_reason"] == "cancelled"

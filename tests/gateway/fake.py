@@ -66,12 +66,13 @@ def default_script(body: dict[str, Any], model: str) -> Iterable[Step]:
 
 
 class FakeDaemon:
-    """`asked` are the generate bodies in their order, `cancelled` the ids of cancels. Used as a context manager."""
+    """`verbs` is all it was asked, `asked` the generate bodies in their order, `cancelled` the ids of cancels. Used as
+    a context manager."""
 
     def __init__(self, script: Script = default_script) -> None:
         self.script = script
         self.asked: list[dict[str, Any]] = []
-        self.models_asked: list[str] = []
+        self.verbs: list[str] = []
         self.cancelled: list[str] = []
         self.cancel_seen = threading.Event()
         self.status = dict(STATUS)
@@ -115,9 +116,9 @@ class FakeDaemon:
 
     def _received(self, socket: zmq.Socket[bytes], identity: bytes, message: wire.Message) -> None:
         body = message.body
+        self.verbs.append(message.kind)
         if message.kind == "generate":
             self.asked.append(body)
-            self.models_asked.append(message.model)
             self._live[message.id] = identity, iter(self.script(body, message.model)), None
             return
         if message.kind == "cancel":

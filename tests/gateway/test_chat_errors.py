@@ -49,14 +49,13 @@ def test_the_sdks_ask_again_what_may_come_right_and_not_what_never_fits(
     serve: Serve, problem: Any, status: int, times: int
 ) -> None:
     served = serve(lambda body, model: [problem])
-    body = {"model": "demo", "messages": HELLO}
-    reply = httpx.post(served.url + "/v1/chat/completions", json=body, timeout=20)
+    reply = httpx.post(served.url + "/v1/chat/completions", json={"model": "demo", "messages": HELLO}, timeout=20)
     assert (reply.status_code, "retry-after" in reply.headers) == (status, times > 1)
     assert reply.json()["error"]["code"] == problem.code
     asks: list[Callable[[], object]] = [
-        lambda: client(served).with_options(max_retries=2).chat.completions.create(**body),  # type: ignore[call-overload]
+        lambda: client(served).with_options(max_retries=2).chat.completions.create(model="demo", messages=HELLO),
         lambda: anthropic.Anthropic(base_url=served.url, api_key="x", timeout=20).messages.create(
-            **body, max_tokens=1  # type: ignore[call-overload]
+            model="demo", messages=HELLO, max_tokens=1
         ),
     ]
     for ask in asks:

@@ -12,7 +12,8 @@ class Ask:
     """One HTTP request, translated.
 
     `bodies` are `generate` bodies, one per prompt (more than one only for completions with several prompts); choice
-    `i` of prompt `p` is choice `p * n + i` of the reply. `notes` go into the reply's `kvd` object.
+    `i` of prompt `p` is choice `p * n + i` of the reply. A body without an `n` asks for one answer, which is every
+    choice of its prompt. `notes` go into the reply's `kvd` object.
     """
 
     model: str

@@ -60,12 +60,18 @@ def stops(fields: Fields, name: str) -> list[str]:
     return list(found)
 
 
-def choices(fields: Fields) -> int:
+def choices(fields: Fields, body: dict[str, Any]) -> int:
+    """How many the reply has; `body` gets its `n`. At temperature 0 all would be equal: one is asked for, the reply
+    repeats it, and `n` counts as ignored."""
     n = fields.integer("n")
     if n is None:
         return 1
     if not 1 <= n <= MAX_CHOICES:
         raise BadRequest(f"n must be 1 to {MAX_CHOICES}, got {n}", field="n", limit=MAX_CHOICES)
+    if n > 1 and body.get("temperature"):
+        body["n"] = n
+    elif n > 1:
+        fields.leave("n")
     return n
 
 

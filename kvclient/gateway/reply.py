@@ -19,13 +19,12 @@ from kvclient.events import Completion, Event
 from kvclient.gateway.ask import Ask
 from kvclient.gateway.problems import error_headers, error_json, status_of
 from kvclient.gateway.shape import Shape
-from kvclient.gateway.source import events_of
+from kvclient.gateway.source import WAITING, events_of
 
 HOLD_S: Final = 1.5
 """While a request only waits, the head of its stream is held back this long: so long an error has its HTTP status."""
 KEEP_ALIVE_S: Final = 1.0
 """Least time between two keep-alives."""
-WAITING: Final = ("queued", "progress")
 Headers = list[tuple[bytes, bytes]]
 OnDone = Callable[[Ask, Completion], None]
 MakeShape = Callable[[Ask], Shape]

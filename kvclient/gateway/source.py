@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Final
 
 from kvclient.aio import AsyncClient
 from kvclient.events import Choice, Completion, Event, Stats
 from kvclient.gateway.ask import Ask
+
+WAITING: Final = ("queued", "progress")
+"""Events of no choice."""
 
 
 async def events_of(client: AsyncClient, ask: Ask, id: str) -> AsyncGenerator[Event]:
@@ -24,9 +27,15 @@ async def events_of(client: AsyncClient, ask: Ask, id: str) -> AsyncGenerator[Ev
 
 async def _one(client: AsyncClient, ask: Ask, id: str, number: int) -> AsyncGenerator[Event]:
     name = f"{id}-{number}" if number else id
-    async with client.stream(ask.model or None, request_id=name, **ask.bodies[number]) as stream:
+    body = ask.bodies[number]
+    copies = 1 if "n" in body else ask.n
+    async with client.stream(ask.model or None, request_id=name, **body) as stream:
         async for event in stream:
-            yield event
+            if copies == 1:
+                yield event
+            else:
+                for copy in _copied(event, copies):
+                    yield copy
 
 
 async def _merged(client: AsyncClient, ask: Ask, id: str) -> AsyncGenerator[Event]:
@@ -59,6 +68,14 @@ async def _merged(client: AsyncClient, ask: Ask, id: str) -> AsyncGenerator[Even
     choices = [_moved(choice, number * ask.n) for number in sorted(ends) for choice in ends[number].choices]
     stats = _sum([end.stats for end in ends.values()])
     yield Event("done", id, done=Completion(id, tuple(choices), stats, ends[0].model))
+
+
+def _copied(event: Event, copies: int) -> list[Event]:
+    """The one answer as each of so many choices."""
+    if event.done is not None:
+        choices = [replace(event.done.choices[0], index=index) for index in range(copies)]
+        return [replace(event, done=replace(event.done, choices=tuple(choices)))]
+    return [event] if event.kind in WAITING else [replace(event, index=index) for index in range(copies)]
 
 
 def _moved(choice: Choice, by: int) -> Choice:

@@ -259,10 +259,37 @@ def test_n_choices_are_told_apart(serve: Serve) -> None:
         yield "done", {"choices": choices, "stats": STATS}
 
     sdk = client(serve(script))
-    whole = sdk.chat.completions.create(model="demo", messages=HELLO, n=2)
+    whole = sdk.chat.completions.create(model="demo", messages=HELLO, n=2, temperature=1)
     assert [(c.message.content, c.finish_reason) for c in whole.choices] == [("a", "stop"), ("b", "length")]
-    chunks = list(sdk.chat.completions.create(model="demo", messages=HELLO, n=2, stream=True))
+    chunks = list(sdk.chat.completions.create(model="demo", messages=HELLO, n=2, temperature=1, stream=True))
     texts = {0: "", 1: ""}
     for chunk in chunks:
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert texts == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize("temperature", [{}, {"temperature": 0}])
+def test_choices_that_would_be_equal_are_computed_once_and_said_to_be(serve: Serve, temperature: Any) -> None:
+    call = {"id": "c1", "name": "f", "arguments": "{}"}
+
+    def script(body: Any, model: str) -> Any:
+        yield "text", {"text": "a", "index": 0}
+        yield "tool_call", {"index": 0, "call": call}
+        yield "finish", {"index": 0, "finish_reason": "tool_calls"}
+        yield done("a", "tool_calls", tool_calls=[call])
+
+    served = serve(script)
+    sdk = client(served)
+    whole: Any = sdk.chat.completions.create(model="demo", messages=HELLO, n=3, **temperature)
+    assert "n" not in served.daemon.asked[0] and whole.kvd["ignored"] == ["n"]
+    assert [(c.index, c.message.content, len(c.message.tool_calls)) for c in whole.choices] == [
+        (0, "a", 1), (1, "a", 1), (2, "a", 1)
+    ]
+    assert whole.usage.completion_tokens == STATS["completion_tokens"]
+    chunks = list(sdk.chat.completions.create(model="demo", messages=HELLO, n=3, stream=True, **temperature))
+    for index in range(3):
+        mine = [c.choices[0] for c in chunks if c.choices and c.choices[0].index == index]
+        assert [c.delta.content for c in mine if c.delta.content] == ["a"]
+        assert mine[-1].finish_reason == "tool_calls" and sum(bool(c.delta.tool_calls) for c in mine) == 2
+    two = sdk.completions.create(model="demo", prompt=["x", "y"], n=2, **temperature)
+    assert [(c.index, c.text) for c in two.choices] == [(0, "a"), (1, "a"), (2, "a"), (3, "a")]

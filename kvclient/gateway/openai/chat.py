@@ -34,9 +34,7 @@ def parse(fields: Fields) -> Ask:
         body["response_format"] = shape
     if kwargs := template_kwargs(fields, fields.text("reasoning_effort")):
         body["template_kwargs"] = kwargs
-    n = choices(fields)
-    if n > 1:
-        body["n"] = n
+    n = choices(fields, body)
     tops = _tops(fields)
     if tops is not None:
         body |= {"logprobs": True, "top_logprobs": tops}

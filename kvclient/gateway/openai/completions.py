@@ -19,19 +19,17 @@ def parse(fields: Fields) -> Ask:
     """Raises BadRequest, details.field naming the field."""
     fields.without("suffix", "text is only added at the end")
     prompts = _prompts(fields)
-    n = choices(fields)
+    shared = sampling(fields)
+    n = choices(fields, shared)
     best = fields.integer("best_of")
     if best is not None and best != n:
         raise BadRequest(f"best_of is only supported where it equals n ({n}), got {best}", field="best_of")
-    shared = sampling(fields)
     limit = fields.integer("max_tokens")
     shared["max_tokens"] = DEFAULT_MAX_TOKENS if limit is None else limit
     if found := stops(fields, "stop"):
         shared["stop"] = found
     if (shape := response_format(fields)) is not None:
         shared["response_format"] = shape
-    if n > 1:
-        shared["n"] = n
     tops = fields.integer("logprobs")
     if tops is not None:
         if not 0 <= tops <= 20:

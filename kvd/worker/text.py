@@ -80,10 +80,10 @@ class StopFinder:
         if not self._stops:
             return text, False
         text = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:  # the one that is complete first, as if the text came one character at a time
             self._held = ""
-            at, self.hit = min(found)
+            _, at, self.hit = min(found)
             return text[:at], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
@@ -228,7 +228,7 @@ class Answer:
         body, self._call = "".join(self._call), None
         try:
             calls = _calls(self._format, body)
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, SyntaxError):
+        except Exception:  # noqa: BLE001  parsers fail in ways of their own (1,500 brackets: RecursionError)
             # Not a call after all (or cut short): it stays what the model wrote.
             raw = self._format.tool_start + body + (self._format.tool_end if closed else "")
             self.text += raw
@@ -238,15 +238,21 @@ class Answer:
 
 
 def _calls(format: Format, body: str) -> list[Mapping[str, Any]]:
-    """Parsed calls; raises what mlx-lm's parsers raise for text that is no call (each has its own idea)."""
+    """Parsed calls, at least one; raises whatever mlx-lm's parsers raise for text that is no call (each has its own
+    idea), and TypeError or ValueError for what no client can be sent."""
     if format.parse is None:
         raise ValueError("this model has no tool parser")
     parsed = format.parse(body, list(format.tools))
     found: list[Mapping[str, Any]] = []
     for call in parsed if isinstance(parsed, list) else [parsed]:
-        arguments = call["arguments"]
+        id, name, arguments = call.get("id"), call["name"], call["arguments"]
         if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        id = call.get("id") or f"call_{uuid.uuid4().hex[:24]}"
-        found.append({"id": id, "name": call["name"], "arguments": arguments})
+            # Half a character ("\ud83d") stays the escape it was: a lone surrogate cannot be sent.
+            arguments = json.dumps(arguments, ensure_ascii=False).encode(errors="backslashreplace").decode()
+        if not isinstance(id, str) or not id:
+            id = f"call_{uuid.uuid4().hex[:24]}"
+        (id + name + arguments).encode()
+        found.append({"id": id, "name": name, "arguments": arguments})
+    if not found:
+        raise ValueError("no call")
     return found

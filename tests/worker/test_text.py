@@ -15,6 +15,7 @@ from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from kvclient.wire import pack, unpack
 from kvd.worker.text import BROKEN, Answer, Detokenizer, Format, StopFinder, decode, format_of
 from tests.tiny import tiny_model
 
@@ -93,6 +94,21 @@ def test_a_stop_string_is_found_across_any_borders(pieces: int) -> None:
         assert (out, found) == ("say END. then ", True)
 
 
+@pytest.mark.parametrize("stops", [["bcdef", "cd"], ["bcd", "cd"], ["bc", "bcd"]])
+def test_the_stop_string_that_is_complete_first_counts_however_the_text_is_cut(stops: list[str]) -> None:
+    def cut(parts: list[str]) -> tuple[str, str | None]:
+        finder, out = StopFinder(stops), ""
+        for part in parts:
+            text, found = finder.push(part)
+            out += text
+            if found:
+                break
+        return out, finder.hit
+
+    text = "abcdefg"
+    assert {cut(parts) for pieces in range(1, 8) for parts in cuts(text, pieces)} == {cut(list(text))}
+
+
 def test_the_beginning_of_a_stop_string_is_given_back_at_the_end() -> None:
     finder = StopFinder(["STOP"])
     assert finder.push("no ST") == ("no ", False)
@@ -151,6 +167,22 @@ def test_calls_and_reasoning_are_told_apart() -> None:
 def test_a_call_that_does_not_parse_stays_as_the_model_wrote_it() -> None:
     assert said(["a<tool_call>{broken"])[0].text == "a<tool_call>{broken"
     assert said(["a<tool_call>no</tool_call>b"])[0].text == "a<tool_call>no</tool_call>b"
+
+
+@pytest.mark.parametrize("body", ["[" * 5000, "[]", '{"name": 1%s, "arguments": {}}' % ("0" * 30),
+                                  '{"name": "\\ud83d", "arguments": {}}'])  # fmt: skip
+def test_what_cannot_be_sent_as_a_call_stays_as_the_model_wrote_it(body: str) -> None:
+    for text in (f"a<tool_call>{body}</tool_call>b", f"a<tool_call>{body}"):
+        answer, pieces = said([text])
+        assert (answer.text, answer.tool_calls) == (text, [])
+        assert "".join(piece.text for piece in pieces) == text
+
+
+def test_half_a_character_in_the_arguments_of_a_call_stays_escaped() -> None:
+    answer, _ = said(['<tool_call>{"id": 7, "name": "f", "arguments": {"x": "\\ud83d \u00fc"}}</tool_call>'])
+    [call] = answer.tool_calls
+    assert call["arguments"] == '{"x": "\\ud83d \u00fc"}' and str(call["id"]).startswith("call_")
+    assert unpack(pack(dict(call))) == call
 
 
 def test_nothing_follows_a_stop_string() -> None:

@@ -22,8 +22,7 @@ Opened = AbstractContextManager[list[memoryview]]
 
 def address(array: mx.array) -> int:
     """Address of an evaluated array's first byte. It stays while updates are in place."""
-    plain = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return int(np.array(plain, copy=False).ctypes.data)
+    return int(np.frombuffer(array, dtype=np.uint8).ctypes.data)  # type: ignore[call-overload]
 
 
 def window(start: int, nbytes: int) -> memoryview:
@@ -40,12 +39,15 @@ def addressable() -> bool:
     """Whether host threads can read and write an array's rows in place while mlx updates others.
 
     True on the CPU and with Metal's unified memory, after a trial; on CUDA a host address would migrate the buffer.
+    The trial has something read the array before, since that is what makes updates copy until it is waited for.
     """
     if not on_cpu() and not mx.metal.is_available():
         return False
     trial = mx.zeros((1, 2, 8, 32))
     mx.eval(trial)
     first = address(trial)
+    mx.eval(trial[..., 1:, :].sum())
+    mx.synchronize()
     trial[..., 2:4, :] = mx.ones((1, 2, 2, 32))
     mx.eval(trial)
     window(first, 4)[:] = np.float32(5).tobytes()

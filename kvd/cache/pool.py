@@ -69,7 +69,8 @@ class KVPool:
 
     def settle(self) -> None:
         """Before updates are planned: while other threads have addresses, wait for steps in line. One that still reads
-        an array makes the next update copy it, away from those addresses."""
+        an array makes the next update copy it, away from those addresses. Waiting for a result is not enough: Metal
+        tells that it is there before MLX lets go of what it was made from."""
         if self.host_addressable and self._generation is not None and self._generation.handles:
             mx.synchronize()
 
@@ -82,6 +83,7 @@ class KVPool:
         size = self.block_size
         for move in moves:
             taken = self._taken(self.arrays, move.src, move.rows)
+            self.settle()
             self.write([(array, move.dst * size, part) for array, part in zip(self.arrays, taken, strict=True)])
             self.evaluate()
 
@@ -173,6 +175,7 @@ class KVPool:
         """Bring staged rows of some parts into the pool. The staging buffers may be used again when this returns."""
         start = block * self.block_size
         pairs = zip(self.arrays[parts], staged[parts], strict=True)
+        self.settle()
         self.write([(array, start, part[..., :rows, :]) for array, part in pairs])
         self.evaluate()
 

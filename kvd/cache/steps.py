@@ -144,6 +144,7 @@ class PausedStep:
         if layer:
             mx.eval(keys, values, self._cache.pool.arrays)
             self._pause()
+            self._cache.pool.settle()
             self._cache.layer_caches(self)
         return self._step.fetch(layer, keys, values)
 

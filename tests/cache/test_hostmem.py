@@ -37,6 +37,24 @@ def test_an_array_that_moves_under_updates_is_found_out(monkeypatch):
     del kept
 
 
+def test_a_device_that_lets_go_too_late_of_what_was_read_is_found_out(monkeypatch):
+    """Updates behind a read copy the array there, even when the read was waited for."""
+    made, kept, zeros = [], [], mx.zeros
+
+    def noted(*shape):
+        made.append(zeros(*shape))
+        return made[-1]
+
+    def late():
+        kept.append(made[0][..., :1, :])
+        mx.eval(kept)
+
+    monkeypatch.setattr(mx, "zeros", noted)
+    monkeypatch.setattr(mx, "synchronize", late)
+    assert not addressable()
+    assert kept
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16, mx.uint32])
 def test_what_is_written_through_a_window_is_in_the_array(dtype):
     array = mx.zeros((1, 2, 4, 8), dtype)

@@ -246,6 +246,33 @@ def test_while_other_threads_hold_addresses_a_pass_waits_for_what_still_reads_th
     mx.eval(running)
 
 
+def test_so_do_moves_and_rows_that_are_brought_in(monkeypatch):
+    """Each time: what a copy was made from is let go of a moment after the copy is there."""
+    pool = KVPool(KVLayout((LayerKV(2, 4, 4),), "float32"), 4, 4)
+    generation, waits = pool.acquire(), []
+    monkeypatch.setattr(mx, "synchronize", lambda: waits.append(1))
+    pool.execute([Move(0, 1, 4), Move(1, 2, 2)])
+    assert len(waits) == 2
+    pool.zero(3)
+    assert len(waits) == 3
+    generation.drop()
+    pool.execute([Move(0, 1, 4)])
+    assert len(waits) == 3
+
+
+def test_and_a_chunk_that_others_had_their_turn_within(monkeypatch):
+    net = model()
+    cache = new_cache(net)
+    sequence = cache.open(prompt(9), None)
+    sequence.reserve(8)
+    generation, said = cache.pool.acquire(), []
+    monkeypatch.setattr(mx, "synchronize", lambda: said.append("wait"))
+    forward(net, cache, [(sequence, prompt(9)[:8])], logits=False, pause=lambda: said.append("others"))
+    generation.drop()
+    layers = len(cache.layout.layers)
+    assert layers > 1 and said == ["wait", *["others", "wait"] * (layers - 1)]
+
+
 def test_whoever_asks_for_addresses_after_an_update_that_copied_gets_those_of_the_copy():
     pool = KVPool(KVLayout((LayerKV(2, 64, 64),), "float32"), 4, 8)
     pool.acquire().drop()

@@ -28,6 +28,8 @@ from kvd.calibrate.result import Calibration, stored
 if TYPE_CHECKING:
     from kvd.cache.layout import KVLayout
     from kvd.cache.paths import Paths
+    from kvd.calibrate.material import Material
+    from kvd.models.load import Loaded, ModelInfo
 
 MARK: Final = "TEXT-GOES-HERE"
 PROBE_ROWS: Final = 128
@@ -89,7 +91,6 @@ def calibrate(order: Order, teller: Teller) -> str:
     from kvd.cache.inspection import inspect_layout
     from kvd.calibrate import plan as plans
     from kvd.calibrate import result
-    from kvd.calibrate.material import DOCUMENT, PLAIN_QUESTIONS, Question, prepare, shipped
     from kvd.calibrate.run import METHOD, Run, stops_of
     from kvd.calibrate.trial import Means
 
@@ -97,21 +98,8 @@ def calibrate(order: Order, teller: Teller) -> str:
     loaded = load(order.folder, available=order.memory)
     info, tokenizer = loaded.info, loaded.tokenizer
     layout = inspect_layout(loaded.model, info.architecture)
-    context = info.context_length or plans.TOKENS_GPU
-    tokens = min(order.tokens or plans.default_tokens(info.backend, info.context_length), context)
-    if order.text is None:
-        (text, questions), named = shipped(), DOCUMENT
-    else:
-        text, named = order.text.read_text(encoding="utf-8"), order.text.name
-        questions = tuple(Question(words) for words in PLAIN_QUESTIONS)
-    material = prepare(
-        text, questions, lambda words: [int(i) for i in tokenizer.encode(words, add_special_tokens=False)],
-        frame=frame(tokenizer), tokens=tokens, window=order.window or plans.WINDOW,
-    )  # fmt: skip
-    asked, warnings = order.tokens or tokens, []
-    if material.tokens < asked:
-        what = f"the text has {material.tokens:,}" if material.tokens < tokens else f"the model takes {context:,}"
-        warnings.append(f"{what} tokens only, {asked:,} were asked for")
+    context = info.context_length or result.ENOUGH
+    material, named, warnings = _material(order, info, tokenizer, context)
     _check_memory(order.memory, info.weights_bytes, layout.bytes_per_token(), material.tokens)
     backend = f"{info.backend}, mlx {version('mlx')}"
     chunk = 512 if info.backend == "cpu" else 2048
@@ -141,6 +129,28 @@ def calibrate(order: Order, teller: Teller) -> str:
             warnings=(*info.notes, *warnings, *found.warnings),
         )
     )  # fmt: skip
+
+
+def _material(order: Order, info: ModelInfo, tokenizer: Any, context: int) -> tuple[Material, str, list[str]]:
+    """The text as token ids, its name, and what is to be said where it is shorter than asked for."""
+    from kvd.calibrate import plan as plans
+    from kvd.calibrate.material import DOCUMENT, PLAIN_QUESTIONS, Question, prepare, shipped
+
+    tokens = min(order.tokens or plans.default_tokens(info.backend, info.context_length), context)
+    if order.text is None:
+        (text, questions), named = shipped(), DOCUMENT
+    else:
+        text, named = order.text.read_text(encoding="utf-8"), order.text.name
+        questions = tuple(Question(words) for words in PLAIN_QUESTIONS)
+    material = prepare(
+        text, questions, lambda words: [int(i) for i in tokenizer.encode(words, add_special_tokens=False)],
+        frame=frame(tokenizer), tokens=tokens, window=order.window or plans.WINDOW,
+    )  # fmt: skip
+    asked = order.tokens or tokens
+    if material.tokens >= asked:
+        return material, named, []
+    what = f"the text has {material.tokens:,}" if material.tokens < tokens else f"the model takes {context:,}"
+    return material, named, [f"{what} tokens only, {asked:,} were asked for"]
 
 
 def _paths(model: Any, native: KVLayout, block: int, architecture: str) -> Callable[[KVLayout], Paths]:
@@ -197,7 +207,7 @@ def _check_memory(memory: int | None, weights: int, per_token: int, tokens: int)
         )  # fmt: skip
 
 
-def _stages(loaded: Any, plan: Plan) -> dict[str, Stage]:
+def _stages(loaded: Loaded, plan: Plan) -> dict[str, Stage]:
     """The plan with its seconds, from a short pass and a step."""
     from kvd.calibrate import plan as plans
 

@@ -9,8 +9,6 @@ from typing import Final
 from kvd.calibrate.result import NATIVE, Calibration, Quality, stored
 
 AUTO: Final = "auto"
-WORTH: Final = 8192
-"""tokens of context from which a calibration says enough, or the model's limit"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,6 @@ def _limits(found: Calibration) -> str:
 
 
 def _short(found: Calibration) -> tuple[str, ...]:
-    if found.tokens >= min(WORTH, found.context):
+    if found.tokens >= found.enough:
         return ()
-    return (f"measured behind {found.tokens:,} tokens only; {min(WORTH, found.context):,} would say more",)
+    return (f"measured behind {found.tokens:,} tokens only; {found.enough:,} would say more",)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvd.calibrate.result import Calibration
+from kvd.calibrate.result import ENOUGH, Calibration
 from kvd.calibrate.search import LADDER
 
-TOKENS_GPU: Final = 8192
 TOKENS_CPU: Final = 2048
 WINDOW: Final = 256
 LAYER_WINDOW: Final = 128
@@ -64,7 +63,7 @@ def make(presets: Sequence[str], layers: int, tokens: int, window: int) -> Plan:
 
 def default_tokens(backend: str, context: int | None) -> int:
     """8,192 or the model's limit; on the CPU 2,048, since attention makes 8,192 take some 13 times as long."""
-    return min(TOKENS_CPU if backend == "cpu" else TOKENS_GPU, context or TOKENS_GPU)
+    return min(TOKENS_CPU if backend == "cpu" else ENOUGH, context or ENOUGH)
 
 
 def stages(plan: Plan, row_s: float, share: float, step_s: float) -> dict[str, Stage]:

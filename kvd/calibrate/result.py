@@ -16,6 +16,8 @@ VERSION: Final = 2
 NATIVE: Final = "native"
 AGAIN: Final = "native again"
 """the setting that shows what rounding does: native KV, the text cut into other chunks"""
+ENOUGH: Final = 8192
+"""tokens from which a calibration says enough"""
 T = TypeVar("T")
 
 
@@ -110,6 +112,11 @@ class Calibration:
     seconds: float = 0.0
     made_at: float = 0.0
     warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def enough(self) -> int:
+        """Tokens that would say enough, or as many as the model takes."""
+        return min(ENOUGH, self.context)
 
     def setting(self, name: str) -> Setting | None:
         return next((item for item in self.settings if item.name == name), None)

@@ -39,15 +39,15 @@ class Costs:
         return sum(self.nbytes["k", i, k] + self.nbytes["v", i, v] for i, (k, v) in enumerate(table))
 
 
-def descend(costs: Costs, ladder: Sequence[int] = LADDER) -> list[Table]:
+def descend(costs: Costs) -> list[Table]:
     """Tables from everything at the first step of the ladder to everything at its last, each one step of one side of
     one layer below the one before: the step with the least predicted divergence per byte it saves."""
     bits = {(side, layer): 0 for side in ("k", "v") for layer in range(costs.layers)}
-    path = [_table(bits, ladder, costs.layers)]
-    while steps := [key for key, at in bits.items() if at + 1 < len(ladder)]:
-        taken = min(steps, key=lambda key: (_price(costs, key, ladder[bits[key]], ladder[bits[key] + 1]), key))
+    path = [_table(bits, costs.layers)]
+    while steps := [key for key, at in bits.items() if at + 1 < len(LADDER)]:
+        taken = min(steps, key=lambda key: (_price(costs, key, LADDER[bits[key]], LADDER[bits[key] + 1]), key))
         bits[taken] += 1
-        path.append(_table(bits, ladder, costs.layers))
+        path.append(_table(bits, costs.layers))
     return path
 
 
@@ -68,5 +68,5 @@ def _price(costs: Costs, key: tuple[Side, int], above: int, below: int) -> float
     return more / saved if saved > 0 else float("inf")
 
 
-def _table(bits: Mapping[tuple[Side, int], int], ladder: Sequence[int], layers: int) -> Table:
-    return tuple((ladder[bits["k", i]], ladder[bits["v", i]]) for i in range(layers))
+def _table(bits: Mapping[tuple[Side, int], int], layers: int) -> Table:
+    return tuple((LADDER[bits["k", i]], LADDER[bits["v", i]]) for i in range(layers))

@@ -18,8 +18,8 @@ def lines(found: Calibration) -> Iterator[str]:
         f"{found.model}: {found.tokens:,} tokens of {found.text}, the last {found.window} compared; KV in {found.dtype}"
         f", {found.backend}"
     )
-    if found.tokens < min(8192, found.context):
-        yield f"(shorter than the {min(8192, found.context):,} tokens that would say enough: long contexts may differ)"
+    if found.tokens < found.enough:
+        yield f"(shorter than the {found.enough:,} tokens that would say enough: long contexts may differ)"
     yield ""
     native, called = found.setting(NATIVE), labels(found)
     yield from aligned([HEAD, *(_row(called[item.name], item, native, found) for item in found.settings)])

@@ -27,12 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvclient.errors import BadRequest
+from kvd.calibrate.material import LEAST
+from kvd.calibrate.result import ENOUGH
 from kvd.units import format_duration
 
 if TYPE_CHECKING:
+    from kvd.calibrate.process import Order
     from kvd.calibrate.result import Calibration
-
-LEAST_TOKENS = 256
+    from kvd.home import Home
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +96,7 @@ def _check_outputs(args: argparse.Namespace) -> None:
             raise BadRequest(f"cannot write {path}", path=str(path))
 
 
-def _order(args: argparse.Namespace, home: Any) -> Any:
+def _order(args: argparse.Namespace, home: Home) -> Order:
     """Raises BadRequest for what cannot be measured, before anything is loaded."""
     from kvd import config
     from kvd.cache.precision import PRESETS, table_of
@@ -170,7 +172,7 @@ def _forecast(plan: dict[str, Any]) -> str:
     said = f"{tokens:,} tokens, {plan['settings']} settings and a search: about {about}"
     if plan["backend"] != "cpu":
         return said
-    enough = min(8192, plan["context"])
+    enough = min(ENOUGH, plan["context"])
     more = f"; --tokens {enough} says more and takes longer" if tokens < enough else ""
     return f"{said} on this machine's CPU (--tokens N for less{more})"
 
@@ -181,8 +183,8 @@ def _about(seconds: float) -> str:
 
 def _tokens(text: str) -> int:
     number = _number(text)
-    if number < LEAST_TOKENS:
-        raise argparse.ArgumentTypeError(f"at least {LEAST_TOKENS} are needed")
+    if number < LEAST:
+        raise argparse.ArgumentTypeError(f"at least {LEAST} are needed")
     return number
 
 

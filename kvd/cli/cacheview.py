@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvd.cli.output import table, tokens
+from kvd.cli.output import table
 from kvd.units import format_age, format_size
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def stats(answer: Answer) -> RenderableType:
     today, total = format_size(answer["written_today_bytes"]), format_size(answer["written_total_bytes"])
     rows = [
         ["used", used],
-        ["blocks", f"{tokens(answer['blocks'])} with {tokens(answer['tokens'])} tokens"],
+        ["blocks", f"{answer['blocks']:,} with {answer['tokens']:,} tokens"],
         ["pins", pins(answer)],
         ["written", f"{today} today, {total} in all"],
         ["at", f"{answer['path']}{'' if answer['durable'] else ' (not durable: store.durable is off)'}"],
@@ -49,7 +49,7 @@ def stats(answer: Answer) -> RenderableType:
     if answer.get("quarantined_files"):
         rows.append(["damaged", f"{answer['quarantined_files']} set aside, {format_size(answer['quarantined_bytes'])}"])
     rows += [[f"  {model}", format_size(size)] for model, size in sorted(answer.get("models", {}).items())]
-    rows += [[COUNTERS.get(name) or _plain(name), tokens(count)] for name, count in answer.get("counters", {}).items()]
+    rows += [[COUNTERS.get(name) or _plain(name), f"{count:,}"] for name, count in answer.get("counters", {}).items()]
     return table(["", ""], rows)
 
 
@@ -60,8 +60,8 @@ def names(models: Sequence[str]) -> str:
 
 def pins(answer: Answer) -> str:
     waiting = answer.get("pins_waiting")
-    more = f" ({tokens(waiting)} more wait for their block to be stored again)" if waiting else ""
-    return tokens(answer["pins"]) + more
+    more = f" ({waiting:,} more wait for their block to be stored again)" if waiting else ""
+    return f"{answer['pins']:,}{more}"
 
 
 def trimmed(answer: Answer) -> str:
@@ -69,9 +69,9 @@ def trimmed(answer: Answer) -> str:
     gone = answer.get("trimmed")
     if not gone:
         return ""
-    pinned = tokens(gone["pinned"]) if gone["pinned"] else "none"
+    pinned = f"{gone['pinned']:,}" if gone["pinned"] else "none"
     return (
-        f"{tokens(gone['blocks'])} blocks ({format_size(gone['bytes'])}), {pinned} of them pinned: "
+        f"{gone['blocks']:,} blocks ({format_size(gone['bytes'])}), {pinned} of them pinned: "
         f"the store held more than store.limit ({format_size(answer['limit'])}) allows"
     )
 
@@ -94,9 +94,9 @@ def node_row(node: Answer) -> list[str]:
     return [
         str(node["model"]) if depth == 0 else "",
         "  " * min(depth, DEEPEST) + (text if len(text) <= 48 else text[:47] + "…"),
-        tokens(node["tokens"]),
+        f"{node['tokens']:,}",
         format_size(node["bytes"]),
-        tokens(node["hits"]),
+        f"{node['hits']:,}",
         f"{format_age(now - node['last_use'])} ago",
         pin,
         str(node["chain"]),
@@ -107,7 +107,7 @@ def prefix(node: Answer) -> str:
     """The words that tell a prefix from its siblings (behind "…"), else its first."""
     if node["words"]:
         return f"…{node['words']}"
-    return " ".join(_TAGS.sub(" ", str(node["preview"])).split()) or f"(from token {tokens(node['start'])})"
+    return " ".join(_TAGS.sub(" ", str(node["preview"])).split()) or f"(from token {node['start']:,})"
 
 
 def verified(answer: Answer) -> str:
@@ -116,7 +116,7 @@ def verified(answer: Answer) -> str:
         (answer.get("counts", {}).get("unreadable", 0), "could not be read"),
     )
     said = ", ".join(f"{count} {what}" for count, what in found if count) or "all sound"
-    return f"{tokens(answer['checked'])} blocks read: {said}{_counts(answer)}"
+    return f"{answer['checked']:,} blocks read: {said}{_counts(answer)}"
 
 
 def collected(answer: Answer) -> str:
@@ -124,28 +124,28 @@ def collected(answer: Answer) -> str:
 
 
 def cleared(answer: Answer) -> str:
-    said = f"{tokens(answer['checked'])} blocks dropped, {format_size(answer['freed'])} given back"
+    said = f"{answer['checked']:,} blocks dropped, {format_size(answer['freed'])} given back"
     if writing := answer.get("counts", {}).get("being_written"):
-        said += f" ({tokens(writing)} more are being written and stay)"
+        said += f" ({writing:,} more are being written and stay)"
     if "memory_blocks" not in answer:
         return said
-    said += f"; {tokens(answer['memory_blocks'])} blocks ({format_size(answer['memory_bytes'])}) forgotten in memory"
+    said += f"; {answer['memory_blocks']:,} blocks ({format_size(answer['memory_bytes'])}) forgotten in memory"
     if in_use := answer["memory_blocks_in_use"]:
-        said += f", {tokens(in_use)} are in use and stay"
+        said += f", {in_use:,} are in use and stay"
     return said
 
 
 def rebuilt(answer: Answer) -> str:
-    return f"index made anew from {tokens(answer['checked'])} blocks{_counts(answer)}"
+    return f"index made anew from {answer['checked']:,} blocks{_counts(answer)}"
 
 
 def exported(answer: Answer) -> str:
-    return f"{tokens(answer['tokens'])} tokens in {tokens(answer['blocks'])} blocks written to {answer['file']}"
+    return f"{answer['tokens']:,} tokens in {answer['blocks']:,} blocks written to {answer['file']}"
 
 
 def imported(answer: Answer) -> str:
-    new, already = tokens(answer["stored"]), tokens(answer["already"])
-    return f"{tokens(answer['blocks'])} blocks read: {new} taken in, {already} were here"
+    new, already = answer["stored"], answer["already"]
+    return f"{answer['blocks']:,} blocks read: {new:,} taken in, {already:,} were here"
 
 
 def pinned(answer: Answer) -> str:

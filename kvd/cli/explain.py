@@ -14,7 +14,7 @@ from typing import Any
 
 from kvclient import Client, reasons
 from kvd.cli import prompts
-from kvd.cli.output import print_json, tokens
+from kvd.cli.output import print_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,19 +36,19 @@ def lines(found: dict[str, Any]) -> list[str]:
     """The answer for people."""
     memory, ssd, total = found["cached_memory_tokens"], found["cached_ssd_tokens"], found["prompt_tokens"]
     out = [
-        f"{tokens(total):>10} tokens in the prompt",
-        f"{tokens(memory):>10} cached in memory",
-        f"{tokens(ssd):>10} cached on disk",
-        f"{tokens(total - memory - ssd):>10} to compute",
+        f"{total:>10,} tokens in the prompt",
+        f"{memory:>10,} cached in memory",
+        f"{ssd:>10,} cached on disk",
+        f"{total - memory - ssd:>10,} to compute",
     ]
     if limit := found.get("limit"):
-        out.append(f"cannot run: too long by {tokens(total - limit)} tokens; the limit is {tokens(limit)}")
+        out.append(f"cannot run: too long by {total - limit:,} tokens; the limit is {limit:,}")
     if split := found.get("first_divergence"):
-        out.append(f"differs from what is stored at token {tokens(split['token'])}:")
+        out.append(f"differs from what is stored at token {split['token']:,}:")
         out.append(f"    here    {split['text']!r}")
         out.append(f"    stored  {split['stored_text']!r}")
     if (why := found.get("miss_reason")) and why != "diverged":  # of that the lines above tell all
         out.append(f"why not all: {reasons.words(why)}")
     for rule in found.get("rules") or []:
-        out.append(f"rule {rule['name']} would save {tokens(rule['saved_tokens'])} tokens")
+        out.append(f"rule {rule['name']} would save {rule['saved_tokens']:,} tokens")
     return out

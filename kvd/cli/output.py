@@ -70,8 +70,3 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Seque
     for row in rows:
         grid.add_row(*(Text(cell) for cell in row))
     return grid
-
-
-def tokens(count: float) -> str:
-    """1234567 -> "1,234,567"."""
-    return f"{count:,.0f}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvd.cli import cacheview
-from kvd.cli.output import table, tokens
+from kvd.cli.output import table
 from kvd.units import format_age, format_size
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def store_line(store: Mapping[str, Any]) -> str:
         return off_line(store)
     text = f"{format_size(store.get('used', 0))} of {format_size(store.get('limit', 0))}"
     if "blocks" in store:
-        text += f", {tokens(store['blocks'])} blocks"
+        text += f", {store['blocks']:,} blocks"
     if "written_today_bytes" in store:
         text += f", {format_size(store['written_today_bytes'])} written today"
     if store.get("endurance_per_year") is not None:
@@ -91,8 +91,8 @@ def reuse_line(counts: Mapping[str, int]) -> str:
         return "no prompt yet"
     memory, ssd = counts.get("cached_memory", 0), counts.get("cached_ssd", 0)
     return (
-        f"{100 * (memory + ssd) / total:.0f} % of {tokens(total)} prompt tokens were cached"
-        f" ({tokens(memory)} in memory, {tokens(ssd)} on SSD), {tokens(counts.get('computed', 0))} computed"
+        f"{100 * (memory + ssd) / total:.0f} % of {total:,} prompt tokens were cached"
+        f" ({memory:,} in memory, {ssd:,} on SSD), {counts.get('computed', 0):,} computed"
     )
 
 
@@ -138,7 +138,7 @@ def progress_cell(request: Mapping[str, Any]) -> str:
         done, total = int(progress.get("done", 0)), max(1, int(progress.get("total", 1)))
         filled = 20 * done // total
         bar = "█" * filled + "░" * (20 - filled)
-        return f"{bar} {tokens(done)} of {tokens(total)} ({tokens(progress.get('cached', 0))} cached)"
+        return f"{bar} {done:,} of {total:,} ({progress.get('cached', 0):,} cached)"
     return ""
 
 

@@ -179,8 +179,8 @@ class AsyncClient:
         """Not awaited itself: `async for event in kv.stream(…)`. A bad request is refused here."""
         return AsyncStream(calls.generate(model, prompt, request_id, options), self._open)
 
-    async def models(self) -> list[dict[str, Any]]:
-        return await self._call(calls.models())
+    async def models(self, model: str | None = None) -> list[dict[str, Any]]:
+        return await self._call(calls.models(model))
 
     async def load(
         self, model: str, *, kv: str | None = None, pin: bool | None = None, ttl_s: float | None = None,

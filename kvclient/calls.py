@@ -77,8 +77,8 @@ def count(model: str | None, prompt: str | None, options: InputOptions) -> Call[
     return Call(request("count", {"prompt": prompt, **options}, model), lambda result: int(result["tokens"]))
 
 
-def models() -> Call[list[dict[str, Any]]]:
-    return Call(request("models", {}), lambda result: list(result["models"]))
+def models(model: str | None) -> Call[list[dict[str, Any]]]:
+    return Call(request("models", {"model": model}), lambda result: list(result["models"]))
 
 
 def load(model: str, kv: str | None, pin: bool | None, ttl_s: float | None) -> Call[dict[str, Any]]:

@@ -117,8 +117,9 @@ class Client:
         """As `generate`, event by event. The request is under way when this returns."""
         return Stream(self._open(calls.generate(model, prompt, request_id, options)))
 
-    def models(self) -> list[dict[str, Any]]:
-        return self._call(calls.models())
+    def models(self, model: str | None = None) -> list[dict[str, Any]]:
+        """Those that are here, loaded or not; with `model` only the one that this name or alias leads to."""
+        return self._call(calls.models(model))
 
     def load(
         self, model: str, *, kv: str | None = None, pin: bool | None = None, ttl_s: float | None = None,

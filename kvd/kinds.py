@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvclient.errors import BadRequest
+from kvclient.fields import MAX_MODEL
 from kvd.cache.precision import table_of
+from kvd.models.record import checked_name
 from kvd.units import format_duration, format_size, parse_duration, parse_size
+
+_ALIAS = re.compile(rf"[^\s=;]{{1,{MAX_MODEL}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +141,43 @@ def _float(raw: Any, low: float, high: float) -> float:
     return float(number)
 
 
-def _precisions(raw: Any) -> tuple[tuple[str, str], ...]:
+def _pairs(raw: Any, of: str) -> dict[str, Any]:
+    """A table, or text like NAME=VALUE; NAME=VALUE."""
     if isinstance(raw, str):
         raw = dict(part.strip().partition("=")[::2] for part in raw.split(";") if part.strip())
     if not isinstance(raw, dict):
-        raise ValueError(f"{raw!r} is not a table of models and their KV precisions")
-    return tuple((str(model), _precision(text)) for model, text in raw.items())
+        raise ValueError(f"{raw!r} is not a table of {of}")
+    return raw
+
+
+def _show_pairs(pairs: tuple[tuple[str, str], ...]) -> str:
+    return "; ".join(f"{name}={value}" for name, value in pairs)
+
+
+def _precisions(raw: Any) -> tuple[tuple[str, str], ...]:
+    pairs = _pairs(raw, "models and their KV precisions")
+    return tuple((str(model), _precision(text)) for model, text in pairs.items())
+
+
+def _aliases(raw: Any) -> tuple[tuple[str, str], ...]:
+    """Names as clients send them; whether the models are here is known when one is asked for."""
+    pairs = _pairs(raw, "names and their models")
+    return tuple((_alias(name), _model(model, name)) for name, model in pairs.items())
+
+
+def _alias(name: str) -> str:
+    if not _ALIAS.fullmatch(name):
+        raise ValueError(f"{name!r} is no alias: up to {MAX_MODEL} characters, without spaces, = and ;")
+    return name
+
+
+def _model(raw: Any, alias: str) -> str:
+    if isinstance(raw, dict):  # TOML has read gpt-4.1 as 1 in a table gpt-4
+        raise ValueError(f"{alias} is a table: a name with a dot stands in quotes")
+    try:
+        return checked_name(_text(raw))
+    except (BadRequest, ValueError) as problem:
+        raise ValueError(f"{alias}: {problem}") from None
 
 
 def _precision(raw: Any) -> str:
@@ -158,7 +194,8 @@ def _precision(raw: Any) -> str:
 BOOL = Kind("true | false", _bool, lambda value: "true" if value else "false")
 TEXT = Kind("text", _text, str)
 PRECISION = Kind("precision", _precision, str)
-PRECISIONS = Kind("table", _precisions, lambda found: "; ".join(f"{model}={text}" for model, text in found))
+PRECISIONS = Kind("table", _precisions, _show_pairs)
+ALIASES = Kind("table", _aliases, _show_pairs)
 POSITIVE = Kind("number", lambda raw: _float(raw, 0, 1e9), lambda value: f"{value:g}")
 SHARE = Kind("share", lambda raw: _float(raw, 0, 1), lambda value: f"{value:g}")
 COUNT = Kind("number", lambda raw: _int(raw, 1, 1_000_000), str)

@@ -82,6 +82,13 @@ class Models:
         "model used when a request names none; empty: the only one there is",
         live=True,
     )
+    aliases: tuple[tuple[str, str], ...] = _key(
+        (), kinds.ALIASES,
+        "further names of models: a table like {\"claude-*\" = \"qwen3-4b\", \"gpt-4o\" = \"demo\"}, * is any text; a "
+        "model's own name comes first, then an exact alias, then the longest pattern; as a flag NAME=MODEL, separated "
+        "by semicolons",
+        live=True,
+    )
     ttl: float | None = _key(
         None, kinds.TTL,
         "unload a model after this long without a request; off: only when memory is needed",

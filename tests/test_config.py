@@ -119,3 +119,32 @@ def test_a_reload_tells_what_is_live_from_what_needs_a_restart(home: Path) -> No
     new = load(flags={"store.limit": "1G", "cache.block_size": "64"})
     assert changes(old, new) == (["store.limit"], ["cache.block_size"])
     assert config.changes(old, old) == ([], [])
+
+
+def test_aliases_are_a_table_or_pairs_and_come_back_as_they_are_shown(home: Path) -> None:
+    file = written(home, '[models.aliases]\n"claude-*" = "qwen3-4b"\n"openai/gpt-4.1:x" = "demo"\n')
+    pairs = (("claude-*", "qwen3-4b"), ("openai/gpt-4.1:x", "demo"))
+    assert load(file=file).models.aliases == pairs
+    (kind,) = [setting.key.kind for setting in settings() if setting.path == "models.aliases"]
+    assert load(flags={"models.aliases": kind.show(pairs)}).models.aliases == pairs
+    assert kind.show(pairs) == "claude-*=qwen3-4b; openai/gpt-4.1:x=demo"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('aliases = "x"', ["models.aliases", "x: not a model name: ''"]),
+        ("aliases = ['a']", ["is not a table of names and their models"]),
+        ('aliases = {gpt-4.1 = "demo"}', ["gpt-4 is a table: a name with a dot stands in quotes"]),
+        ('aliases = {"" = "demo"}', ["'' is no alias"]),
+        ('aliases = {"a=b" = "demo"}', ["'a=b' is no alias", "without spaces, = and ;"]),
+        ('aliases = {"a b" = "demo"}', ["'a b' is no alias"]),
+        ('aliases = {x = "de*"}', ["x: not a model name: 'de*'"]),
+        ("aliases = {x = 3}", ["x: 3 is not text"]),
+    ],
+)
+def test_what_is_no_alias_is_refused_with_the_reason(home: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        load(file=written(home, f"[models]\n{text}\n"))
+    for word in words:
+        assert word in caught.value.message

@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     fields = fields_of(args)
     if args.what == "clear" and not args.yes:
-        raise Usage(f"cache clear drops blocks that cost time to compute{also(args.model)}; say --yes")
+        raise Usage(f"cache clear drops {at_stake(args.model)}; say --yes")
     if args.what == "export" and not args.force and Path(fields["file"]).exists():
         there = f"{fields['file']} is there already"
         if not (sys.stdin.isatty() and agreed(f"{there}; replace it")):
@@ -93,11 +93,15 @@ def fields_of(args: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
-def also(model: str | None) -> str:
-    """Whose blocks a clear of `model` would drop besides its own."""
-    groups = ask("stats", {}).get("shared", ()) if model else ()
-    others = sorted({name for group in groups if model in group for name in group} - {model})
-    return f", those of {cacheview.names(others)} as well (same weights)" if others else ""
+def at_stake(model: str | None) -> str:
+    """What a clear of `model`, a name or an alias, would drop."""
+    if model is None:
+        return "blocks that cost time to compute"
+    stats = ask("stats", {"model": model})
+    named = stats["model"]
+    others = sorted({name for group in stats["shared"] if named in group for name in group} - {named})
+    also = f", those of {cacheview.names(others)} as well (same weights)" if others else ""
+    return f"blocks of {named} that cost time to compute{also}"
 
 
 def ask(verb: str, fields: dict[str, Any]) -> Answer:
@@ -113,10 +117,11 @@ def offline(verb: str, fields: dict[str, Any]) -> Answer:
     """Raises HomeLocked with the pid when another process owns the home, BadRequest where there is no store (none is
     begun), and whatever the verb raises."""
     from kvd.config import load
+    from kvd.front.registry import Registry
     from kvd.front.storelike import DISK, open_store
     from kvd.home import Home, Lock
     from kvd.store import mount
-    from kvd.store.verbs import perform
+    from kvd.store.verbs import names, perform
 
     config = load()
     home, root = Home(config.home), str(config.store_path)
@@ -132,4 +137,6 @@ def offline(verb: str, fields: dict[str, Any]) -> Answer:
         with open_store(config) as store:
             if (said := cacheview.trimmed(store.stats())) and verb != "stats":
                 console(stderr=True).print(f"kvd: dropped {said}")
+            if model := fields.get("model"):
+                fields = {**fields, "model": Registry(home).stored_name(model, config.models, names(store))}
             return perform(store, verb, fields)

@@ -35,11 +35,11 @@ def run(args: argparse.Namespace) -> int:
     with Client() as client, waiting(f"loading {args.model}{once}"):
         info = client.load(args.model, kv=args.kv, pin=args.pin or None, ttl_s=args.ttl)
     if args.json:
-        print_json({"model": args.model} | info)
+        print_json({"model": info["name"]} | info)
         return 0
     for warning in info.get("warnings", []):
         print(f"kvd: {warning}", file=sys.stderr)
-    parts = [f"{args.model} is loaded"]
+    parts = [f"{info['name']} is loaded"]
     if info.get("kv_precision"):
         parts.append(f"· KV {info['kv_precision']}")
     if info.get("weights_bytes"):

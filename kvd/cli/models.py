@@ -1,7 +1,7 @@
 """Models that are here, and which of them are loaded.
 
 Works without a daemon too: then it lists the models folder. ON DISK is the size of a model's files; WEIGHTS and
-KV IN MEMORY are what it takes while it is loaded.
+KV IN MEMORY are what it takes while it is loaded; ALIASES are further names that lead to it (models.aliases).
 
   kvd models
   kvd models --json
@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
         print("no models yet; `kvd pull demo` brings a small one")
     else:
         columns = ["MODEL", "STATE", "KV", "ON DISK", "WEIGHTS", "KV IN MEMORY", "LAST USE"]
-        console().print(table(columns, [row(model) for model in models], right=columns[3:6]))
+        columns += ["ALIASES"] if any(model.get("aliases") for model in models) else []
+        rows = [row(model)[: len(columns)] for model in models]
+        console().print(table(columns, rows, right=columns[3:6]))
     return 0
 
 
@@ -52,20 +54,25 @@ def row(model: dict[str, Any]) -> list[str]:
         format_size(model["weights_bytes"]) if model.get("weights_bytes") else "",
         format_size(model["pool_bytes"]) if model.get("pool_bytes") else "",
         f"{format_age(time.time() - used)} ago" if used else "",
+        ", ".join(model.get("aliases", [])),
     ]
 
 
 def on_disk(home: Home) -> list[dict[str, Any]]:
     """What is in the models folder, without a daemon."""
+    from kvd.config import load
+    from kvd.front.registry import Registry
     from kvd.models import record
     from kvd.models.facts import facts
 
+    names = record.names(home.root)
+    aliases = Registry(home).aliases(load(home.root).models)
     found = []
-    for name in record.names(home.root):
+    for name in names:
         try:
             about, files = record.find(home.root, name)
             row: dict[str, Any] = asdict(about) | facts(files)
         except KvdError as problem:
             row = {"problem": problem.message}
-        found.append(row | {"name": name, "state": "not loaded"})
+        found.append(row | {"name": name, "state": "not loaded", "aliases": aliases.get(name, [])})
     return found

@@ -23,5 +23,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
     else:
-        print(f"{args.model} {'unloaded' if answer['unloaded'] else 'was not loaded'}")
+        print(f"{answer['model']} {'unloaded' if answer['unloaded'] else 'was not loaded'}")
     return 0

@@ -14,13 +14,19 @@ from kvd.units import format_size
 
 
 def models(config: Config, backend: Backend | None = None) -> list[Finding]:
-    """One finding per model, told from the headers of its files; nothing is loaded."""
+    """One finding per model, told from the headers of its files, and one per alias of none; nothing is loaded."""
     home = Home(config.home)
     names = record.names(home.root)
     if not names:
         return [ok("models", "none yet; `kvd pull demo` brings a small one")]
     budget = memory.budget(config.memory.limit, memory.machine())
-    return [_fits(home, name, config.cache.block_size, backend or expected(), budget) for name in names]
+    fitting = [_fits(home, name, config.cache.block_size, backend or expected(), budget) for name in names]
+    return fitting + [_lost(alias, model) for alias, model in config.models.aliases if model not in names]
+
+
+def _lost(alias: str, model: str) -> Finding:
+    fix = f"pull one under that name (kvd pull … --name {model}), or change models.aliases in kvd.toml"
+    return warn(f"alias {alias}", f"there is no model {model!r}", fix)
 
 
 def _fits(home: Home, name: str, block_size: int, backend: Backend, budget: int) -> Finding:

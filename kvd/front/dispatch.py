@@ -47,7 +47,7 @@ class Dispatch:
         services = self._services
         if session.peer.control:
             raise BadRequest(f"{message.kind} belongs on the request socket", verb=message.kind)
-        model = services.registry.resolve(message.model, services.config.models.default)
+        model = services.registry.resolve(message.model, services.config.models)
         session.log.info(message.kind, model=model.name, bytes=len(message.packed))
         if services.config.daemon.log_prompts and len(message.packed) <= PEEK_MOST:
             session.log.info("prompt", **_input(message))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvclient.errors import KvdError, UnknownModel, UnsupportedModel
 from kvd.home import Home
-from kvd.models import record, size
+from kvd.models import aliases, record, size
 from kvd.models.record import Record
+from kvd.settings import Models
 
 SMALLEST_POOL_BLOCKS = 4
 
@@ -55,17 +56,45 @@ class Registry:
                 continue  # its files are gone, or it is being pulled: asking for it by name says so
         return found
 
-    def resolve(self, name: str, default: str) -> Model:
-        """The model of that name; for "" the default one, or the only one there is. Raises UnknownModel, and
-        UnsupportedModel for one whose files are gone."""
-        if wanted := name or default:
-            return self._find(wanted)
+    def resolve(self, name: str, settings: Models) -> Model:
+        """The model of that name, else the one it is an alias of; for "" the default one, or the only one there is.
+        Raises UnknownModel, and UnsupportedModel for one whose files are gone."""
+        if wanted := name or settings.default:
+            return self._named(wanted, settings)
         known = record.names(self._home)
         if len(known) == 1:
             return self._find(known[0])
         if not known:
             raise UnknownModel("no model is here yet; try: kvd pull demo", model="", known=[])
         raise UnknownModel(f"which model? there are several and no default: {', '.join(known)}", model="", known=known)
+
+    def stored_name(self, name: str, settings: Models, stored: Container[str]) -> str:
+        """The name that the store has for a model: `stored` holds those it has something of, also of models that are
+        not here any more; they come before aliases. Raises UnknownModel for an alias of no model."""
+        if name in stored or name in record.names(self._home) or aliases.match(name, settings.aliases) is None:
+            return name
+        return self.resolve(name, settings).name
+
+    def aliases(self, settings: Models) -> dict[str, list[str]]:
+        """Names and patterns by the model they lead to."""
+        return aliases.by_model(settings.aliases, record.names(self._home))
+
+    def _named(self, name: str, settings: Models) -> Model:
+        try:
+            return self._find(name)
+        except UnknownModel:
+            alias = aliases.match(name, settings.aliases)
+            if alias is None:
+                raise
+        pattern, target = alias
+        try:
+            return self._find(target)
+        except UnknownModel as problem:
+            chained = "; an alias of an alias leads nowhere" if target in dict(settings.aliases) else ""
+            raise UnknownModel(
+                f"{name!r} is an alias of {target!r} (models.aliases: {pattern}): {problem.message}{chained}",
+                **{**problem.details, "model": name, "alias_of": target},
+            ) from None
 
     def _find(self, name: str) -> Model:
         found, folder = record.find(self._home, name)

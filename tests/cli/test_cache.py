@@ -14,6 +14,7 @@ from kvd import config
 from kvd.cli import main as cli
 from kvd.front.storelike import DISK, open_store
 from kvd.home import Home, Lock
+from kvd.models.record import Record, write_record
 from torments.actor import Actor
 from torments.blocks import NAMESPACE
 
@@ -117,6 +118,32 @@ def test_a_clear_of_one_model_says_who_shares_its_blocks(
     assert capsys.readouterr().err == "kvd: the blocks were those of demo and three as well: same weights\n"
     assert cli.main(["cache", "clear", "--model", "two"]) == 2
     assert "demo" not in capsys.readouterr().err
+
+
+def test_an_alias_clears_what_its_model_has_and_the_name_of_a_removed_model_what_that_had(
+    home: Home, store: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = home.models / "demo"
+    demo.mkdir(parents=True)
+    write_record(demo, Record("demo", "test", 0.0))
+    (demo / "config.json").write_text("{}")
+    home.config.write_text('[models]\naliases = {"claude-*" = "demo", "lost" = "gone"}\n')
+    other = bytes(reversed(NAMESPACE))
+    with open_store(config.load()) as full:
+        Actor(full).put([1, 2, 3])
+        full.label(NAMESPACE, "demo")
+        full.label(other, "claude-removed")
+    assert cli.main(["cache", "clear", "--model", "claude-opus"]) == 2
+    assert "cache clear drops blocks of demo that cost time to compute; say --yes" in capsys.readouterr().err
+    assert cli.main(["cache", "ls", "--model", "claude-opus", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["model"] == "demo" and {node["model"] for node in listed["prefixes"]} == {"demo"}
+    assert cli.main(["cache", "clear", "--model", "lost", "--yes"]) == 65
+    assert "'lost' is an alias of 'gone'" in capsys.readouterr().err
+    for name, model, checked in (("claude-removed", "claude-removed", 0), ("claude-opus", "demo", 1)):
+        assert cli.main(["cache", "clear", "--model", name, "--yes", "--json"]) == 0
+        cleared = json.loads(capsys.readouterr().out)
+        assert (cleared["model"], cleared["checked"]) == (model, checked)
 
 
 @pytest.mark.usefixtures("store")

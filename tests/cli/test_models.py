@@ -53,3 +53,21 @@ def test_a_model_whose_files_are_gone_is_listed_with_the_reason(running: Daemon,
     assert "the files of model big are gone" in big["problem"] and "disk_bytes" not in big
     assert cli.main(["models"]) == 0
     assert "big" in capsys.readouterr().out
+
+
+def test_aliases_are_shown_beside_their_model_with_a_daemon_and_without(running: Daemon, capsys: Shown) -> None:
+    assert cli.main(["models"]) == 0
+    assert "ALIASES" not in capsys.readouterr().out
+    aliases = '{"claude-*" = "big", "gpt-4o" = "big", "demo" = "big"}'
+    (running.home / "kvd.toml").write_text(f"[models]\naliases = {aliases}\n")
+    assert cli.main(["config", "reload"]) == 0
+    assert capsys.readouterr().out == "models.aliases changed\n"
+    for stopped in (False, True):
+        if stopped:
+            running.stop()
+        assert cli.main(["models"]) == 0
+        head, big, demo = capsys.readouterr().out.splitlines()
+        assert head.split()[-1] == "ALIASES" and big.endswith("claude-*, gpt-4o") and "claude" not in demo
+        assert cli.main(["models", "--json"]) == 0
+        rows = {row["name"]: row["aliases"] for row in json.loads(capsys.readouterr().out)}
+        assert rows == {"big": ["claude-*", "gpt-4o"], "demo": []}

@@ -43,6 +43,18 @@ def test_load_shows_in_status_top_and_models_until_unload(running: Daemon, capsy
     assert running.model()["state"] == "not loaded"
 
 
+def test_load_and_unload_say_which_model_an_alias_meant(running: Daemon, capsys: Shown) -> None:
+    (running.home / "kvd.toml").write_text('[models]\naliases = {"claude-*" = "demo"}\n')
+    assert cli.main(["config", "reload"]) == 0
+    capsys.readouterr()
+    assert cli.main(["load", "claude-x"]) == 0
+    assert capsys.readouterr().out.startswith("demo is loaded")
+    assert cli.main(["load", "claude-x", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "demo"
+    assert cli.main(["unload", "claude-y"]) == 0
+    assert capsys.readouterr().out == "demo unloaded\n"
+
+
 def test_a_load_shows_that_it_goes_on_where_someone_looks(
     running: Daemon, capsys: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_no_model_means_the_daemons_default(daemon: FakeDaemon, kv: Any) -> None
 
 @pytest.mark.parametrize(("call", "verb", "body", "given", "expected"), [
     (lambda kv: kv.models(), "models", {}, {"models": [{"name": "demo"}]}, [{"name": "demo"}]),
+    (lambda kv: kv.models("x"), "models", {"model": "x"}, {"models": [{"name": "demo"}]}, [{"name": "demo"}]),
     (lambda kv: kv.status(), "status", {}, {"up": 1}, {"up": 1}),
     (lambda kv: kv.load("m", kv="k8v4", ttl_s=5), "load", {"model": "m", "kv": "k8v4", "ttl_s": 5.0}, {}, {}),
     (lambda kv: kv.unload("m"), "unload", {"model": "m"}, {}, {}),

@@ -170,6 +170,14 @@ def test_a_model_whose_files_are_gone_is_told(home: Home) -> None:
     assert "--force" in found.fix
 
 
+def test_an_alias_of_a_model_that_is_not_here_is_told(home: Home) -> None:
+    model(home, "m")
+    home.config.write_text('[models]\naliases = {"claude-*" = "qwen", "gpt-4o" = "m"}\n')
+    _, found = models.models(load(), "cpu")
+    assert (found.name, found.level, found.detail) == ("alias claude-*", Level.WARN, "there is no model 'qwen'")
+    assert "--name qwen" in found.fix
+
+
 @pytest.mark.parametrize("variable", ["KVD_HOME", "XDG_CONFIG_HOME"])
 def test_a_folder_that_cannot_be_looked_into_is_a_finding_not_the_end(
     home: Home, variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

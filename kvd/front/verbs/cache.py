@@ -4,6 +4,7 @@ clear reaches the memory of loaded models as well."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,20 @@ class Cache:
     name = "cache"
 
     async def run(self, call: Call) -> Body:
+        if isinstance(model := call.body.get("model"), str):
+            call = dataclasses.replace(call, body={**call.body, "model": await _stored_name(call, model)})
         if call.body["verb"] == "clear":
             return await _clear(call)
         return await _stored(call)
+
+
+async def _stored_name(call: Call, model: str) -> str:
+    """A store that is not there has no names; whoever asks it says so."""
+    try:
+        stored = await call.services.store.do(_names)
+    except StoreError:
+        stored = set()
+    return call.services.registry.stored_name(model, call.services.config.models, stored)
 
 
 async def _stored(call: Call) -> Body:
@@ -74,6 +86,12 @@ async def _forgotten(call: Call, model: str | None, namespaces: tuple[bytes, ...
 
 def _loaded(call: Call) -> list[Worker]:
     return [s.worker for s in call.services.fleet.slots if s.state is State.LOADED and s.worker is not None]
+
+
+def _names(owner: Any) -> set[str]:
+    from kvd.store.verbs import names
+
+    return names(owner)
 
 
 def _steps(owner: Any, verb: str, fields: dict[str, Any]) -> Steps:

@@ -14,7 +14,7 @@
     finish      storing the tail, waiting for commits          report      what a client is told
     request     a request and its choices
 
-    spill       thread: finished blocks to the disk            restore     threads: shards into pool rows
+    spill       threads: finished blocks to the disk           restore     threads: shards into pool rows
     fetch       which stored blocks to bring in                planner     load or compute again? (pure)
 
 A request: service prepares it -> engine queues it, asks the front what is stored -> admit matches memory, fetch

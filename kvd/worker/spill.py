@@ -4,7 +4,8 @@ The life of a block here: offered -> reserve asked -> reserved -> written (temp,
 front's `committed` makes it durable. What is refused or dropped is counted by reason and stays in memory only.
 
 A GPU waits between two chunks while their blocks are offered: the engine only holds their rows and notes them, the
-rest is up to the thread that writes.
+rest is up to two threads: one asks, the other writes. A write that hangs keeps no block from being asked for, so the
+front knows of all that are on their way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import Enum
 from functools import cache, partial
 from typing import Final
 
@@ -64,15 +65,8 @@ class _Job:
         return self.block.chain
 
 
-class _Rank(IntEnum):
-    """What the thread does first: an answer of the front takes its time."""
-
-    ASK = 0
-    WRITE = 1
-
-
 class Spill:
-    """Thread-safe. The engine offers, the link's thread reports answers, one thread of its own writes."""
+    """Thread-safe. The engine offers, the link's thread reports answers, one thread of its own asks, another writes."""
 
     def __init__(
         self,
@@ -99,10 +93,12 @@ class Spill:
         self._pending: dict[bytes, _Job] = {}
         self._durable: OrderedDict[bytes, None] = OrderedDict()
         self._noted: OrderedDict[bytes, None] = OrderedDict()
-        self._work: queue.PriorityQueue[tuple[_Rank, int, _Job]] = queue.PriorityQueue()
+        self._to_ask: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._to_write: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self.pending_bytes = 0
         self.counters: Counter[str] = Counter()
-        threading.Thread(target=self._run, name="spill", daemon=True).start()
+        threading.Thread(target=self._run, args=(self._to_ask, self._ask), name="spill-ask", daemon=True).start()
+        threading.Thread(target=self._run, args=(self._to_write, self._write), name="spill-write", daemon=True).start()
 
     def state(self, chain: bytes) -> State:
         with self._lock:
@@ -117,7 +113,7 @@ class Spill:
     ) -> bool:
         """Write `block` and its `text` unless it is stored or on its way. False: dropped (`counters` says why). `host`
         is called on this thread, only if the block is to be written; it returns None for a block that memory has
-        lost, and raises OSError for one that the device does not give out. `text` is called on the writing thread."""
+        lost, and raises OSError for one that the device does not give out. `text` is called on the asking thread."""
         if self.state(block.chain) in (State.PENDING, State.DURABLE):
             return True
         nbytes = self._row_bytes * len(block.tokens)
@@ -138,7 +134,7 @@ class Spill:
             self.pending_bytes += nbytes
             self._pending[block.chain] = job
             self._noted.pop(block.chain, None)
-        self._put(_Rank.ASK, job)
+        self._to_ask.put(job)
         return True
 
     def known(self, chains: Sequence[bytes], hits: int) -> None:
@@ -174,7 +170,7 @@ class Spill:
             return
         if answer.ok:
             job.reservation = answer
-            self._put(_Rank.WRITE, job)
+            self._to_write.put(job)
         else:
             self._end(job, answer.reason)
 
@@ -186,17 +182,11 @@ class Spill:
             if job is not None:
                 self._end(job, "" if item.ok else item.reason)
 
-    def _put(self, rank: _Rank, job: _Job) -> None:
-        self._work.put((rank, next(self._numbers), job))
-
-    def _run(self) -> None:
+    def _run(self, jobs: queue.SimpleQueue[_Job], act: Callable[[_Job], None]) -> None:
         while True:
-            _, _, job = self._work.get()
+            job = jobs.get()
             try:
-                if job.reservation is None:
-                    self._ask(job)
-                else:
-                    self._write(job, job.reservation)
+                act(job)
             except Exception as problem:  # the border of one block: the others are written
                 log.error("not stored", chain=job.chain.hex(), exc_info=problem)
                 if job.reservation is not None:
@@ -216,8 +206,9 @@ class Spill:
             Reserve(number, block.namespace, block.chain, block.parent, block.tokens, block.start, size, text[:PREVIEW])
         )
 
-    def _write(self, job: _Job, place: Reserved) -> None:
-        assert job.header is not None
+    def _write(self, job: _Job) -> None:
+        place = job.reservation
+        assert place is not None and job.header is not None
         try:
             size, checksum = store_shard(
                 self._files, place.temp, place.final, job.header, job.host.buffers(), durable=place.durable

@@ -9,9 +9,11 @@ import pytest
 
 from kvd.store.base import Limits as StoreLimits
 from kvd.store.faults import Faults, FaultyFiles
+from kvd.store.files import RealFiles
+from kvd.store.verbs import perform
 from kvd.worker import finish
 from kvd.worker.spill import State
-from tests.worker.rig import B, Rig, ids
+from tests.worker.rig import PATIENCE, B, Rig, ids, until
 
 
 @pytest.mark.parametrize("call", ["create", "pwritev", "fsync", "rename"])
@@ -60,6 +62,26 @@ def test_a_disk_that_takes_nothing_delays_no_answer_and_blocks_are_dropped_with_
         assert rig.engine.spill.pending_bytes <= 6 * block
         assert rig.engine.spill.counters["slow_disk"] > 0
         rig.release_writes()
+
+
+def test_while_a_write_hangs_a_clear_says_of_every_block_on_its_way_that_it_stays() -> None:
+    hung, done = threading.Event(), threading.Event()
+
+    class Hanging(RealFiles):
+        def fsync(self, fd: int) -> None:
+            hung.set()
+            assert done.wait(PATIENCE)
+            super().fsync(fd)
+
+        full_fsync = fsync
+
+    with Rig(files=Hanging) as rig:
+        rig.ask(ids(4 * B, 1), max_tokens=1, durable_wait_ms=0)
+        assert hung.wait(PATIENCE)
+        until(lambda: rig.on_store(lambda: len(rig.store.core.pending)) == 4)
+        assert rig.on_store(lambda: perform(rig.store, "clear", {}))["counts"]["being_written"] == 4
+        done.set()
+        until(lambda: rig.on_store(lambda: rig.store.stats()["blocks"]) == 4)
 
 
 def test_pinned_blocks_do_not_fail_a_request_that_needs_room() -> None:
@@ -118,7 +140,7 @@ def test_a_block_that_cannot_be_put_into_words_costs_no_other_its_place() -> Non
         assert rig.engine.spill.counters["write_failed"] in (1, 2), "offered again at the end, if it is told by then"
         assert not rig.engine.spill.pending_bytes
         assert rig.ask(ids(2 * B + 5, 2)).stats["stored_tokens"] >= 2 * B + 5
-    assert threads == {"spill"}, "the engine has no time for it"
+    assert threads == {"spill-ask"}, "the engine has no time for it, and the other one may hang in a write"
 
 
 def test_what_was_read_counts_as_used_in_the_store() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvd.cli.output import table
+from kvd.store.words import plain
 from kvd.units import format_age, format_size
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 Answer = Mapping[str, Any]
 DAMAGED = 70
-_TAGS = re.compile(r"<\|[^<>|]*\|>")
-"""of chat templates: noise among the first words"""
 COUNTERS = {"lookups": "prompts looked up", "lookup_hits": "blocks found", "committed": "blocks written"}
 """of the store, since it was opened, where their names say too little"""
 DEEPEST = 16
@@ -107,7 +105,7 @@ def prefix(node: Answer) -> str:
     """The words that tell a prefix from its siblings (behind "…"), else its first."""
     if node["words"]:
         return f"…{node['words']}"
-    return " ".join(_TAGS.sub(" ", str(node["preview"])).split()) or f"(from token {node['start']:,})"
+    return plain(str(node["preview"])) or f"(from token {node['start']:,})"
 
 
 def verified(answer: Answer) -> str:

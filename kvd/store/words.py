@@ -7,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from os.path import commonprefix
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvd.store.base import Node
-from kvd.store.core import Core
 from kvd.store.shard import ShardDamaged, read_header
 from kvd.store.table import Slot
+
+if TYPE_CHECKING:
+    from kvd.store.core import Core
 
 MOST: Final = 80
 """characters"""
@@ -51,6 +53,7 @@ def text_of(core: Core, slot: Slot) -> str:
 
 
 def plain(text: str) -> str:
+    """A text on one line, without the template's tags."""
     return " ".join(_TAGS.sub(" ", text).split())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvd.cli.output import table
-from kvd.store.words import plain
+from kvd.store.preview import plain
 from kvd.units import format_age, format_size
 
 if TYPE_CHECKING:

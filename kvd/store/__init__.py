@@ -5,7 +5,7 @@ verbs people call are in `verbs`.
 
     files kv                 doors to the file system and to LMDB; faults lossy: their faulty twins
     header shard             the format, and its bytes in and out
-    table evict ledger admit wear tree departed     pure
+    table evict ledger admit wear tree departed preview     pure
     core                     the owner's state: measure, make room, drop
     opening scan check adopt start: names and sizes against the index; rebuild
     lookup reserve commit    what workers ask for

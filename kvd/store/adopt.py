@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from kvd.store.core import FULL_PINNED, Core
 from kvd.store.header import Parsed, ShardDamaged
 from kvd.store.index import Batch
+from kvd.store.preview import PREVIEW
 from kvd.store.scan import Lying
 from kvd.store.shard import read_header
-from kvd.store.table import PREVIEW, Slot
+from kvd.store.table import Slot
 
 BATCH = 256
 """shards per transaction"""

@@ -11,7 +11,8 @@ from kvd.store.base import CommittedItem, Reservation, Written, disk_bytes
 from kvd.store.core import SUPERSEDED, Core
 from kvd.store.index import Batch
 from kvd.store.kv import IndexFailed
-from kvd.store.table import PREVIEW, Slot
+from kvd.store.preview import PREVIEW
+from kvd.store.table import Slot
 
 
 def commit(core: Core, written: list[Written]) -> list[CommittedItem]:

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
-
-PREVIEW: Final = 80
 
 
 @dataclass(slots=True)
@@ -30,7 +27,7 @@ class Slot:
     used: float
     mtime: float
     preview: str
-    """the first words of its text, at most PREVIEW characters"""
+    """the first words of its text, at most `preview.PREVIEW` characters"""
 
 
 class Table:

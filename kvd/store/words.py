@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvd.store.base import Node
+from kvd.store.core import Core
+from kvd.store.preview import plain
 from kvd.store.shard import ShardDamaged, read_header
 from kvd.store.table import Slot
 
-if TYPE_CHECKING:
-    from kvd.store.core import Core
-
 MOST: Final = 80
 """characters"""
-_TAGS: Final = re.compile(r"<\|[^<>|]*\|>")
-"""of chat templates: they tell nobody anything"""
 
 
 def told_apart(
@@ -50,11 +46,6 @@ def text_of(core: Core, slot: Slot) -> str:
     except (ShardDamaged, OSError):
         text = slot.preview
     return plain(text)
-
-
-def plain(text: str) -> str:
-    """A text on one line, without the template's tags."""
-    return " ".join(_TAGS.sub(" ", text).split())
 
 
 def distinguishing(texts: Sequence[str]) -> list[str]:

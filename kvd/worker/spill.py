@@ -30,8 +30,8 @@ from kvd.cache.results import Published
 from kvd.messages import Abandon, Committed, Left, Reserve, Reserved, Written
 from kvd.store.base import FIRST_USE, STORED
 from kvd.store.files import Files
+from kvd.store.preview import PREVIEW
 from kvd.store.shard import ShardHeader, Tensors, TensorSpec, file_bytes, store_shard
-from kvd.store.table import PREVIEW
 from kvd.worker.outbox import Outbox
 
 REMEMBERED: Final = 1 << 18

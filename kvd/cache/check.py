@@ -131,6 +131,7 @@ def check_ahead(model: Any, cache: PagedCache, sequence: CachedSequence) -> Path
     """Whether the pool's updates are in place when the step before is still in line. MLX does not wait for it, and what
     is in flight on a GPU refers to the pool: in a model of few layers every step would copy all of it."""
     sequence.reserve(2)
+    mx.synchronize()  # the first step is behind nothing: two copies may end where they began
     before = [address(array) for array in cache.pool.arrays]
     token = mx.array([1])
     for _ in range(2):

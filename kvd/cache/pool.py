@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from kvd.cache.devicemem import DeviceGeneration, copier
-from kvd.cache.hostmem import ALL_PARTS, Generation, Opened, addressable
+from kvd.cache.hostmem import ALL_PARTS, Generation, Opened, address, addressable
 from kvd.cache.inplace import Item, assign, launch
 from kvd.cache.layout import KVLayout, Part
 from kvd.cache.nvrtc import available
@@ -39,6 +39,7 @@ class KVPool:
         self.launches = available()
         """whether rows are written by a kernel; else as operations of mlx"""
         self._assigned: list[mx.array] = []
+        self._places: list[int] = []
         self.arrays = [_zeros(part, blocks * block_size) for part in self.parts]
         mx.eval(self.arrays)
         self._index()
@@ -67,12 +68,22 @@ class KVPool:
 
     # --- rows
 
-    def settle(self) -> None:
+    def settle(self, always: bool = False) -> None:
         """Before updates are planned: while other threads have addresses, wait for steps in line. One that still reads
         an array makes the next update copy it, away from those addresses. Waiting for a result is not enough: Metal
-        tells that it is there before MLX lets go of what it was made from."""
-        if self.host_addressable and self._generation is not None and self._generation.handles:
+        tells that it is there before MLX lets go of what it was made from. always: whoever has addresses; a copy of
+        the array costs more."""
+        held = self._generation is not None and self._generation.handles
+        if self.host_addressable and (held or always):
             mx.synchronize()
+
+    def moved(self) -> bool:
+        """Whether an update has copied an array since this was asked last; growing is no copy. Waits for steps in line.
+        False where the host does not know addresses."""
+        if not self.host_addressable:
+            return False
+        before, self._places = self._places, [address(array) for array in self.arrays]
+        return bool(before) and before != self._places
 
     def write(self, items: Sequence[Item]) -> None:
         """Bring rows into arrays of the pool, in place; what reads those from now on sees them."""
@@ -83,7 +94,7 @@ class KVPool:
         size = self.block_size
         for move in moves:
             taken = self._taken(self.arrays, move.src, move.rows)
-            self.settle()
+            self.settle(always=True)
             self.write([(array, move.dst * size, part) for array, part in zip(self.arrays, taken, strict=True)])
             self.evaluate()
 
@@ -93,6 +104,7 @@ class KVPool:
         False where the device has no memory for it; then everything is as it was.
         """
         generation, self._generation = self._generation, None
+        self._places = []
         if generation is not None and generation.handles:
             self._retired.append(generation)
         generation = None
@@ -175,7 +187,7 @@ class KVPool:
         """Bring staged rows of some parts into the pool. The staging buffers may be used again when this returns."""
         start = block * self.block_size
         pairs = zip(self.arrays[parts], staged[parts], strict=True)
-        self.settle()
+        self.settle(always=True)
         self.write([(array, start, part[..., :rows, :]) for array, part in pairs])
         self.evaluate()
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import mlx.core as mx
+import structlog
 
 from kvd.cache.ahead import outlook
 from kvd.cache.paged import PagedCache, forward
@@ -24,6 +25,11 @@ from kvd.worker.request import Choice, Request
 from kvd.worker.sampler import Draw, Drawer, Draws, begin
 from kvd.worker.scheduler import Stage
 from kvd.worker.text import Answer
+
+FIRST_BEHIND: Final = 2
+"""steps from a border, where the device has nothing in line, to the first that is behind another one. What copies an
+array twice may bring it back to where it was."""
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class Computer:
         self._published = published
         self.rows_fed = 0
         self._flight: _Flight | None = None
+        self._since_border = FIRST_BEHIND + 1
 
     def chunk(self, choice: Choice, start: int, end: int, pause: Callable[[], None] | None = None) -> None:
         """Rows [start, end) of the target, all but the last row of it. Raises PoolFull before anything is computed.
@@ -177,9 +184,22 @@ class Computer:
         size = self._cache.block_size
         if any((_seq(choice).rows + 1) % size == 0 for choice in flight.choices):
             mx.eval(flight.draws.tokens)
+            self._since_border = 0
+        self._look_back()
+        self._since_border += 1
         for choice, token in zip(flight.choices, tokens, strict=True):
             for block in _seq(choice).advance([token]):
                 self._published(choice, block)
+
+    def _look_back(self) -> None:
+        """The check at load took a few tokens; whether updates behind a step in line are in place may depend on how
+        long the step takes, and so on how much it attends to. Looked at for one step of each block."""
+        if self._since_border not in (0, FIRST_BEHIND) or not self._cache.paths.ahead:
+            return
+        moved = self._cache.pool.moved()
+        if moved and self._since_border:
+            self._cache.paths = replace(self._cache.paths, ahead=False)
+            log.warning("steps are no longer put in line ahead", reason="an update behind one copied the pool")
 
     @staticmethod
     def _count(choice: Choice, start: int, end: int) -> None:

@@ -253,11 +253,9 @@ def test_so_do_moves_and_rows_that_are_brought_in(monkeypatch):
     monkeypatch.setattr(mx, "synchronize", lambda: waits.append(1))
     pool.execute([Move(0, 1, 4), Move(1, 2, 2)])
     assert len(waits) == 2
-    pool.zero(3)
-    assert len(waits) == 3
     generation.drop()
-    pool.execute([Move(0, 1, 4)])
-    assert len(waits) == 3
+    pool.zero(3)
+    assert len(waits) == 3, "nobody has addresses, but a copy of the array would take longer than to wait"
 
 
 def test_and_a_chunk_that_others_had_their_turn_within(monkeypatch):
@@ -271,6 +269,22 @@ def test_and_a_chunk_that_others_had_their_turn_within(monkeypatch):
     generation.drop()
     layers = len(cache.layout.layers)
     assert layers > 1 and said == ["wait", *["others", "wait"] * (layers - 1)]
+
+
+def test_a_pool_tells_when_an_update_copied_an_array_and_growing_is_none():
+    pool = KVPool(KVLayout((LayerKV(2, 64, 64),), "float32"), 4, 8)
+    row = mx.ones((1, 2, 1, 64))
+    assert not pool.moved()
+    pool.write([(pool.arrays[0], 4, row)])
+    assert not pool.moved()
+    kept = pool.arrays[0][..., :1, :]
+    mx.eval(kept)
+    pool.write([(pool.arrays[0], 4, row)])
+    assert pool.moved() and not pool.moved()
+    assert pool.grow(16) and not pool.moved()
+    pool.host_addressable = False
+    assert not pool.moved()
+    assert kept.shape[2] == 1
 
 
 def test_whoever_asks_for_addresses_after_an_update_that_copied_gets_those_of_the_copy():

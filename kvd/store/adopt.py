@@ -10,7 +10,7 @@ from kvd.store.core import FULL_PINNED, Core
 from kvd.store.header import Parsed, ShardDamaged
 from kvd.store.index import Batch
 from kvd.store.preview import PREVIEW
-from kvd.store.scan import Lying
+from kvd.store.scan import ShardFile
 from kvd.store.shard import read_header
 from kvd.store.table import Slot
 
@@ -18,7 +18,7 @@ BATCH = 256
 """shards per transaction"""
 
 
-def adopt(core: Core, orphans: Iterable[Lying]) -> int:
+def adopt(core: Core, orphans: Iterable[ShardFile]) -> int:
     """Give rows to shards whose headers check out (their data is checked when it is read); returns how many.
 
     The rest is quarantined, collected (old formats) or, if it vanished, forgotten. Raises OSError, IndexFailed: what is
@@ -27,11 +27,11 @@ def adopt(core: Core, orphans: Iterable[Lying]) -> int:
     done = 0
     for at in range(0, len(waiting), BATCH):
         part = waiting[at : at + BATCH]
-        found = [(lying, parsed) for lying in part if (parsed := _readable(core, lying)) is not None]
+        found = [(file, parsed) for file in part if (parsed := _readable(core, file)) is not None]
         if core.limits.durable:
-            for namespace in {lying.namespace for lying, _ in found}:
+            for namespace in {file.namespace for file, _ in found}:
                 core.files.fsync_dir(core.tree.namespace(namespace))
-        slots = [(slot_of(parsed, lying.disk, lying.mtime), parsed.header.tokens) for lying, parsed in found]
+        slots = [(slot_of(parsed, file.disk, file.mtime), parsed.header.tokens) for file, parsed in found]
         core.write_index(Batch(add=slots))
         for slot, _ in slots:
             del core.orphans[slot.chain]
@@ -51,23 +51,23 @@ def slot_of(parsed: Parsed, disk: int, mtime: float) -> Slot:
     )
 
 
-def _readable(core: Core, lying: Lying) -> Parsed | None:
-    path = core.tree.shard(lying.namespace, lying.chain)
+def _readable(core: Core, file: ShardFile) -> Parsed | None:
+    path = core.tree.shard(file.namespace, file.chain)
     try:
         parsed = read_header(core.files, path)
-        if (parsed.header.namespace, parsed.header.chain) != (lying.namespace, lying.chain):
+        if (parsed.header.namespace, parsed.header.chain) != (file.namespace, file.chain):
             raise ShardDamaged("other_block")
     except FileNotFoundError:
         core.counters["vanished"] += 1
     except ShardDamaged as damage:
         if damage.reason == "old_format":
-            core.junk[path] = lying.disk
+            core.junk[path] = file.disk
             core.counters["old_format"] += 1
         else:
-            quarantine_file(core, path, lying.disk, damage.reason)
+            quarantine_file(core, path, file.disk, damage.reason)
     else:
         return parsed
-    core.forget_orphan(lying)
+    core.forget_orphan(file)
     return None
 
 
@@ -122,7 +122,7 @@ def reset_index(core: Core) -> None:
             core.files.unlink(os.path.join(core.tree.index, name))
     for slot in list(core.table):
         core.forget(slot, departed=False)
-        core.orphans[slot.chain] = Lying(slot.namespace, slot.chain, slot.size, slot.disk, slot.mtime)
+        core.orphans[slot.chain] = ShardFile(slot.namespace, slot.chain, slot.size, slot.disk, slot.mtime)
     core.settle_other()
     core.index.reopen()
     core.index_lost = False

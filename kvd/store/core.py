@@ -20,7 +20,7 @@ from kvd.store.index import BATCH, Batch, Index
 from kvd.store.kv import IndexFailed
 from kvd.store.ledger import Ledger
 from kvd.store.pins import Pins
-from kvd.store.scan import Lying, remove
+from kvd.store.scan import ShardFile, remove
 from kvd.store.table import Slot, Table
 from kvd.store.tree import INDEX_FILES, OURS, Tree
 from kvd.store.wear import Wear
@@ -54,7 +54,7 @@ class Core:
         self.pending: dict[int, Reservation] = {}
         self.by_chain: dict[bytes, int] = {}
         """chain -> pending reservation"""
-        self.orphans: dict[bytes, Lying] = {}
+        self.orphans: dict[bytes, ShardFile] = {}
         """shards without a row: committed by nobody we know, adopted in `tend`"""
         self.junk: dict[str, int] = {}
         """foreign files, old formats, what could not be unlinked: path -> bytes, collected when room is needed"""
@@ -87,8 +87,8 @@ class Core:
         self.settle_other()
 
     def settle_other(self) -> None:
-        lying = sum(o.disk for o in self.orphans.values())
-        self.ledger.other = self.fixed + lying + sum(self.junk.values()) + sum(self.quarantined.values())
+        orphans = sum(o.disk for o in self.orphans.values())
+        self.ledger.other = self.fixed + orphans + sum(self.junk.values()) + sum(self.quarantined.values())
 
     def owners(self, namespace: bytes) -> tuple[str, ...]:
         """Names of the models of a namespace; its own where none is known."""
@@ -214,7 +214,7 @@ class Core:
         if departed:
             self.departed.add(slot.namespace, slot.chain, slot.parent)
 
-    def forget_orphan(self, orphan: Lying) -> None:
+    def forget_orphan(self, orphan: ShardFile) -> None:
         """A shard without a row is of no use, or gone. It may have had one before the index was lost."""
         del self.orphans[orphan.chain]
         self.departed.add(orphan.namespace, orphan.chain, orphan.chain)

@@ -155,18 +155,18 @@ def _reconcile(core: Core, listing: Listing) -> None:
     knows: it goes to quarantine."""
     gone = []
     for slot in core.index.load():
-        lying = core.orphans.get(slot.chain)
-        if lying is None or lying.namespace != slot.namespace:
+        file = core.orphans.get(slot.chain)
+        if file is None or file.namespace != slot.namespace:
             core.counters["missing_file"] += 1
             gone.append(slot)
-        elif lying.size != slot.size:
+        elif file.size != slot.size:
             gone.append(slot)
             del core.orphans[slot.chain]
             path = core.tree.shard(slot.namespace, slot.chain)
-            quarantine_file(core, path, lying.disk, "size_mismatch")
+            quarantine_file(core, path, file.disk, "size_mismatch")
         else:
             del core.orphans[slot.chain]
-            slot.disk, slot.mtime, slot.used = lying.disk, lying.mtime, max(slot.used, lying.mtime)
+            slot.disk, slot.mtime, slot.used = file.disk, file.mtime, max(slot.used, file.mtime)
             core.table.add(slot)
     core.ledger.shards = core.table.bytes
     core.settle_other()

@@ -12,8 +12,8 @@ from kvd.store.files import Files, Item
 from kvd.store.tree import INDEX_FILES, OURS, Tree, chain_of, namespace_of
 
 
-class Lying(NamedTuple):
-    """A shard's file as the folder shows it; sizes in bytes, mtime in seconds."""
+class ShardFile(NamedTuple):
+    """A shard as its folder lists it; sizes in bytes, mtime in seconds."""
 
     namespace: bytes
     chain: bytes
@@ -26,7 +26,7 @@ class Lying(NamedTuple):
 class Listing:
     """`foreign`, `temp` and `quarantine` map a path to the bytes it takes; a foreign folder stands for all in it."""
 
-    shards: dict[bytes, Lying] = field(default_factory=dict)
+    shards: dict[bytes, ShardFile] = field(default_factory=dict)
     namespaces: set[bytes] = field(default_factory=set)
     foreign: dict[str, int] = field(default_factory=dict)
     temp: dict[str, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ def _shards(files: Files, tree: Tree, namespace: bytes, found: Listing) -> None:
             _foreign(files, found, folder, item)
         else:
             disk = max(item.allocated, disk_bytes(item.size))
-            shards[chain] = Lying(namespace, chain, item.size, disk, item.mtime)
+            shards[chain] = ShardFile(namespace, chain, item.size, disk, item.mtime)
 
 
 def _foreign(files: Files, found: Listing, folder: str, item: Item) -> None:

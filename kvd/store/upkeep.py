@@ -80,7 +80,7 @@ def gc(core: Core) -> Round:
     _rescan(core)
     waiting = list(core.orphans.values())
     for at in range(0, len(waiting), STEP):
-        counts["adopted"] += adopt(core, [lying for lying in waiting[at : at + STEP] if lying.chain in core.orphans])
+        counts["adopted"] += adopt(core, [file for file in waiting[at : at + STEP] if file.chain in core.orphans])
         yield at, len(waiting)
     counts["pins_expired"] = core.pins.expire(core.clock())
     counts["junk"] = len(core.junk) + len(core.quarantined)
@@ -133,7 +133,7 @@ def rebuild(core: Core) -> Round:
     waiting = list(core.orphans.values())
     for at in range(0, len(waiting), STEP):
         yield at, len(waiting)
-        done += adopt(core, [lying for lying in waiting[at : at + STEP] if lying.chain in core.orphans])
+        done += adopt(core, [file for file in waiting[at : at + STEP] if file.chain in core.orphans])
     core.measure()
     return Report(len(core.table), 0, {"adopted": done})
 
@@ -147,7 +147,7 @@ def _rescan(core: Core) -> None:
     core.junk.update({path: disk for path, disk in found.temp.items() if path not in temps})
     core.quarantined.update(found.quarantine)
     core.namespaces |= found.namespaces
-    for chain, lying in found.shards.items():
+    for chain, file in found.shards.items():
         if chain not in core.table.slots and chain not in pending:
-            core.orphans[chain] = lying
+            core.orphans[chain] = file
     core.settle_other()

@@ -6,10 +6,11 @@ Divergences are in nats, against the same model over native KV on the same text.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from kvd.atomic import write_text
 
 FILE: Final = "calibration.json"
 VERSION: Final = 2
@@ -143,12 +144,8 @@ def loads(text: str) -> Calibration:
 
 def save(folder: Path, found: Calibration) -> Path:
     """Into the model's folder under the home, whole or not at all."""
-    path, temp = folder / FILE, folder / (FILE + ".tmp")
-    with temp.open("w", encoding="utf-8") as file:
-        file.write(dumps(found))
-        file.flush()
-        os.fsync(file.fileno())
-    temp.replace(path)
+    path = folder / FILE
+    write_text(path, dumps(found))
     return path
 
 

@@ -8,7 +8,6 @@ Standard library only: the front reads records.
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from dataclasses import asdict, dataclass, fields
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvclient.errors import BadRequest, UnknownModel, UnsupportedModel
+from kvd.atomic import write_text
 
 FILE = "kvd.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -45,12 +45,7 @@ def checked_name(name: str) -> str:
 
 def write_record(folder: Path, record: Record) -> None:
     """Write `folder/kvd.json`, durably and whole or not at all."""
-    temp = folder / (FILE + ".tmp")
-    with temp.open("w", encoding="utf-8") as file:
-        json.dump(asdict(record), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temp.replace(folder / FILE)
+    write_text(folder / FILE, json.dumps(asdict(record), indent=1))
 
 
 def read_record(folder: Path) -> Record:

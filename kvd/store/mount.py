@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from kvclient.errors import StoreError
+from kvd.atomic import write_text
 from kvd.store.tree import Tree
 
 
@@ -46,10 +47,8 @@ def remember(root: str, memory: Path) -> None:
     found = {"root": root, "mount": mount_of(root)}
     if _known(memory) == found:
         return
-    temp = memory.with_name(memory.name + ".tmp")
     try:
-        temp.write_text(json.dumps(found) + "\n")
-        temp.replace(memory)
+        write_text(memory, json.dumps(found) + "\n")
     except OSError as problem:
         raise StoreError(f"cannot write {memory}: {problem.strerror}", path=str(memory)) from None
 

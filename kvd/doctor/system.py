@@ -79,8 +79,12 @@ def memory(config: Config) -> Finding:
     total = ledger.machine()
     limit = ledger.budget(config.memory.limit, total)
     shown = f"{format_size(limit)} of {format_size(total)} for models and their KV"
+    most = ledger.usable(total)
     if limit > total:
         return warn("memory", shown, "set memory.limit below what the machine has, or leave it auto")
+    if limit > most:
+        fix = f"set memory.limit below {format_size(most)}, or let it keep more: sudo sysctl iogpu.wired_limit_mb=…"
+        return warn("memory", f"{shown}, of which the GPU may keep {format_size(most)}", fix)
     return ok("memory", shown)
 
 

@@ -91,6 +91,9 @@ class FaultyFiles:
         self.faults.take(sum(len(view) for view in buffers))
         return self._inner.pwritev(fd, buffers, offset)
 
+    def uncached(self, fd: int) -> None:
+        self._inner.uncached(fd)
+
     def fsync(self, fd: int) -> None:
         self.faults.hit("fsync")
         self._inner.fsync(fd)

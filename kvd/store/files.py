@@ -59,6 +59,9 @@ class Files(Protocol):
         """Fill buffers in order; returns the bytes read, fewer than asked at the end of the file."""
 
     def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int: ...
+    def uncached(self, fd: int) -> None:
+        """What is read from now on comes from the drive, as far as the system lets one ask for that."""
+
     def fsync(self, fd: int) -> None:
         """Out of the page cache, to the drive."""
 
@@ -109,6 +112,12 @@ class RealFiles:
 
     def pwritev(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         return os.pwritev(fd, buffers, offset)
+
+    def uncached(self, fd: int) -> None:
+        if sys.platform == "darwin":
+            fcntl.fcntl(fd, fcntl.F_NOCACHE, 1)
+        elif hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def fsync(self, fd: int) -> None:
         os.fsync(fd)

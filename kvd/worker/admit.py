@@ -180,6 +180,8 @@ class Admission:
             if start < self.fetcher.rows(found) and not hung:
                 self._restore(choice, match.full_blocks(), found, start)
                 return
+            if hung:
+                self.fetcher.probe(match, found)
             request.miss_reason = READ_FAILED if hung else CHEAPER
         self._open(choice, match)
         self._begin(choice, choice.from_memory)

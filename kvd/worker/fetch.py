@@ -123,6 +123,10 @@ class Fetcher:
         """Whether the disk hangs, so that nothing is to be read."""
         return self._readers.silent
 
+    def probe(self, match: Match, found: LookedUp) -> None:
+        """While it hangs: find out, without waiting, whether all of it does."""
+        self._readers.probe([entry.path for entry in _missing(match, found)])
+
     def gain(self, match: Match, found: LookedUp) -> int:
         """Leading tokens that would be there after a restore, if that is more than memory has; else 0."""
         rows = self.rows(found)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
 
 import structlog
 
@@ -13,7 +15,31 @@ from kvd.store.files import Files
 from kvd.worker.arrival import Arrival
 from kvd.worker.patience import HUNG_S
 
+PROBE_BYTES: Final = 1 << 16
 log = structlog.get_logger()
+
+
+class _Probe:
+    """In place of an arrival: a file that nobody waits for. That its read comes back is all there is to it."""
+
+    stopped = False
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def path(self, block: int) -> str:
+        return self._path
+
+    def read(self, files: Files, group: int, block: int) -> bool:
+        """An error is an answer too."""
+        with suppress(OSError):
+            fd = files.open(self._path)
+            try:
+                files.uncached(fd)
+                files.preadv(fd, [memoryview(bytearray(PROBE_BYTES))], 0)
+            finally:
+                files.close(fd)
+        return False
 
 
 class Readers:
@@ -32,14 +58,15 @@ class Readers:
         self.files = files
         self._told = told
         self._clock = clock
-        self._pieces: deque[tuple[Arrival, int, int]] = deque()
+        self._pieces: deque[tuple[Arrival | _Probe, int, int]] = deque()
         """(arrival, group, block) that nobody reads yet, in order"""
         self._lock = threading.Condition()
         """notified of new pieces, and of the end"""
-        self._reading: dict[int, tuple[Arrival, int, float]] = {}
+        self._reading: dict[int, tuple[Arrival | _Probe, int, float]] = {}
         """by thread: whose block it reads, which, and since when"""
         self._back_at = clock()
         """when the last read came back"""
+        self._probing = False
         self._warned = False
         self._closing = False
         self._threads = [
@@ -69,6 +96,18 @@ class Readers:
         with self._lock:
             since = [began for _, _, began in self._reading.values() if began >= self._back_at]
         return bool(since) and self._clock() >= min(since) + HUNG_S
+
+    def probe(self, paths: Sequence[str]) -> None:
+        """While it is silent: read a bit of the first of these files that nobody reads. If that comes back, it is not
+        silent any more: one file hangs, not the disk. One at a time, by a reader that has nothing else to do."""
+        with self._lock:
+            read = {whose.path(block) for whose, block, _ in self._reading.values()}
+            path = next((path for path in paths if path not in read), None)
+            if path is None or self._probing or len(self._reading) == len(self._threads):
+                return
+            self._probing = True
+            self._pieces.append((_Probe(path), 0, 0))
+            self._lock.notify_all()
 
     def due(self, arrival: Arrival) -> float:
         """When an arrival is to be stopped, if no read comes back until then: one of its own, one of those that all the
@@ -116,10 +155,12 @@ class Readers:
             arrival, group, block = piece
             through = arrival.read(self.files, group, block)
             hangs = self._back(number)
-            if through or hangs or arrival.stopped:
+            if isinstance(arrival, _Probe):
+                self._probing = False
+            elif through or hangs or arrival.stopped:
                 self._told(arrival)
 
-    def _next(self, number: int) -> tuple[Arrival, int, int] | None:
+    def _next(self, number: int) -> tuple[Arrival | _Probe, int, int] | None:
         """The first piece of a file that nobody reads, when there is one; None at the end."""
         with self._lock:
             while not self._closing:
@@ -135,14 +176,15 @@ class Readers:
     def _back(self, number: int) -> bool:
         """A read came back, and its thread takes the next piece. True: another one hangs."""
         with self._lock:
+            silent = self.silent
             del self._reading[number]
             self._back_at = self._clock()
-            hangs = self._held() > 0
-            again = self._warned and not hangs
-            self._warned = self._warned and hangs
+            hung = self._held()
+            again = self._warned and (silent or not hung)
+            self._warned = self._warned and not again
         if again:
-            log.info("the disk answers again")
-        return hangs
+            log.info("the disk answers again", reads_hung=hung)
+        return hung > 0
 
     def _held(self) -> int:
         now = self._clock()

@@ -228,6 +228,27 @@ def test_one_read_that_hangs_is_enough_where_none_has_come_back_since(
     assert counts(rig.ask(other)) == (1, 0, B - 1, 0)
 
 
+def test_a_disk_of_which_one_file_hangs_is_found_well_without_anybody_waiting_for_it(
+    rig: Rig, gate: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, other = ids(B, 19), ids(3 * B, 20)
+    cold, alone = rig.ask(asked), rig.ask(other)
+    running = hang(rig, gate, asked, reads=1)
+    with monkeypatch.context() as time, capture_logs() as logs:
+        time.setattr(restore, "HUNG_S", 0.0)
+        until(lambda: not rig.on_engine(lambda: ordered(rig)))
+        same(cold, running.end())
+        first = rig.ask(other)
+        assert counts(first) == (3 * B, 0, 0, 0) and first.stats["miss_reason"] == "read_failed"
+        until(lambda: not rig.engine.readers.silent)
+        rig.on_engine(rig.cache.clear)
+    again = rig.ask(other)
+    assert counts(again) == (1, 0, 3 * B - 1, 0)
+    same(alone, again)
+    assert [one["reads_hung"] for one in logs if one["event"] == "the disk answers again"] == [1]
+    answers(rig, gate)
+
+
 def test_a_restore_that_waits_behind_reads_that_hang_is_given_up_with_them(
     rig: Rig, gate: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:

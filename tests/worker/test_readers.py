@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 
 from kvd.store.files import RealFiles
 from kvd.worker.patience import HUNG_S
 from kvd.worker.restore import Readers
-from tests.worker.rig import PATIENCE
+from tests.worker.rig import PATIENCE, until
 
 
 class Piecemeal:
@@ -123,4 +124,56 @@ def test_what_waits_behind_a_file_that_hangs_is_given_up_with_it_once_the_rest_i
     third.go.release()
     assert told.get(timeout=PATIENCE) is third
     assert first.pieces == [(0, 0)] and second.pieces == [(0, 0), (1, 0), (2, 0)]
+    readers.close(PATIENCE)
+
+
+class Asked(RealFiles):
+    """Notes which files are opened, which answer when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: SimpleQueue[str] = SimpleQueue()
+        self.go = threading.Semaphore(0)
+
+    def open(self, path: str) -> int:
+        self.opened.put(path)
+        self.go.acquire()
+        return super().open(path)
+
+
+def test_while_it_is_silent_one_reader_at_most_looks_whether_another_file_answers(tmp_path: Path) -> None:
+    clock, files = SimpleNamespace(now=100.0), Asked()
+    told: SimpleQueue[object] = SimpleQueue()
+    readers = Readers(files, told.put, 3, lambda: clock.now)
+    hung, good, gone = Piecemeal(1, paths="x"), str(tmp_path / "good"), str(tmp_path / "gone")
+    Path(good).write_bytes(b"well")
+    readers.submit(hung)  # type: ignore[arg-type]
+    hung.wait(1)
+    clock.now += HUNG_S
+    readers.probe(["x"])
+    readers.probe(["x", gone])
+    readers.probe([good])
+    assert files.opened.get(timeout=PATIENCE) == gone and readers.silent
+    clock.now += HUNG_S
+    assert readers.hung == 2
+    files.go.release()
+    until(lambda: not readers.silent)
+    assert readers.hung == 1
+    until(lambda: not readers._probing)
+    readers.probe([good])
+    assert files.opened.get(timeout=PATIENCE) == good and files.opened.empty()
+    files.go.release()
+    hung.go.release()
+    assert told.get(timeout=PATIENCE) is hung
+    readers.close(PATIENCE)
+
+
+def test_where_every_reader_hangs_none_is_left_to_look() -> None:
+    readers = Readers(Asked(), lambda arrival: None, 2)
+    hung = Piecemeal(2)
+    readers.submit(hung)  # type: ignore[arg-type]
+    hung.wait(2)
+    readers.probe(["y"])
+    assert not readers._pieces
+    hung.go.release(2)
     readers.close(PATIENCE)

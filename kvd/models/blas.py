@@ -8,7 +8,6 @@ copy lies under the home, named after the content it was made from. Whether it w
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from kvclient.errors import Internal, KvdError
 from kvd.models.backend import expected
+from kvd.models.lock import locked
 
 RENAMED = {f"scipy_cblas_{kind}gemm": f"cblas_{kind}gemm" for kind in "sdc"}
 PREFIX = "openblas-"
@@ -76,7 +76,7 @@ def prepare(home: Path, source: Source | None = None) -> Path | None:
         if _sound(target):
             return target
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(folder / ".lock"):
+        with locked(folder / ".lock"):
             if not _sound(target):
                 _build(source, target)
     except (OSError, subprocess.SubprocessError) as error:
@@ -130,20 +130,6 @@ def _sound(target: Path) -> bool:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class _locked:
-    """The exclusive lock of a file, released at the end or at the process's death."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-
-    def __exit__(self, *exc: object) -> None:
-        os.close(self._fd)
 
 
 def _gemm(library: Path) -> Callable[..., None]:

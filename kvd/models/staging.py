@@ -2,6 +2,7 @@
 
     models/.pull-<name>-<random>/   being put together, its .lock held by the process that does it
     models/.old-<name>              the model that a forced pull replaces, for the moment between two renames
+    models/.lock                    held by the process that moves models to and from their places
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvclient.errors import BadRequest
+from kvd.models.lock import locked
 
 _STAGING, _OLD, _LOCK = ".pull-", ".old-", ".lock"
 
@@ -56,7 +58,7 @@ def sweep(models: Path) -> None:
             continue
         finally:
             os.close(lock)
-    with _installing(models):
+    with locked(models / _LOCK):
         for old in models.glob(_OLD + "*"):
             place = models / old.name.removeprefix(_OLD)
             if place.exists():
@@ -72,7 +74,7 @@ def install(folder: Path, place: Path, *, force: bool) -> None:
         if path.is_file():
             _sync(path)
     _sync(folder)
-    with _installing(place.parent):
+    with locked(place.parent / _LOCK):
         old = place.with_name(_OLD + place.name)
         if place.exists() or place.is_symlink():
             if not force:
@@ -88,17 +90,6 @@ def install(folder: Path, place: Path, *, force: bool) -> None:
 
 def taken(name: str) -> BadRequest:
     return BadRequest(f"model {name} exists already; --force replaces it, --name gives another", name=name)
-
-
-@contextmanager
-def _installing(models: Path) -> Iterator[None]:
-    """One process at a time moves models to and from their places."""
-    lock = os.open(models / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _sync(path: Path) -> None:

@@ -22,5 +22,11 @@ def facts(folder: Path) -> dict[str, int | None]:
 
 def context_length(config: dict[str, Any]) -> int | None:
     """Tokens; None where the configuration names no limit."""
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    text = text_config(config)
     return next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part that describes the language model: a model of several modalities has it inside, others are all of it."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config

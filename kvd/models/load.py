@@ -19,7 +19,7 @@ from typing import Any
 
 from kvclient.errors import OutOfMemory, UnsupportedModel
 from kvd.models.backend import Backend, actual
-from kvd.models.facts import context_length
+from kvd.models.facts import context_length, text_config
 from kvd.models.fingerprint import read_config
 from kvd.models.size import Sizes, sizes
 from kvd.models.weights import arrays_of, evaluate, to_activation_type, to_float32
@@ -95,7 +95,7 @@ def load(folder: Path, backend: Backend | None = None, *, available: int | None 
     that cannot be read) or OutOfMemory.
     """
     config = read_config(folder)
-    _check_safe(folder, config)
+    check_safe(folder, config)
     found = sizes(folder)
     import_mlx_lm()
     backend = backend or actual()
@@ -140,15 +140,16 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _check_safe(folder: Path, config: dict[str, Any]) -> None:
+def check_safe(folder: Path, config: dict[str, Any]) -> None:
+    """Raises UnsupportedModel where the configuration names no architecture, or code of the model's own."""
     kind = config.get("model_type")
-    if not isinstance(kind, str) or not _MODEL_TYPE.fullmatch(kind):
-        raise UnsupportedModel(f"{folder.name}: config.json names no model_type", file=str(folder))
     if config.get("model_file"):
         raise UnsupportedModel(
             f"{folder.name}: needs code of its own ({config['model_file']}), which is never run",
             file=str(folder), architecture=kind,
         )  # fmt: skip
+    if not isinstance(kind, str) or not _MODEL_TYPE.fullmatch(kind):
+        raise UnsupportedModel(f"{folder.name}: config.json names no model_type", file=str(folder))
 
 
 def _load_model(folder: Path, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -158,7 +159,7 @@ def _load_model(folder: Path, config: dict[str, Any]) -> tuple[Any, dict[str, An
     try:
         model, full = load_model(folder, lazy=True, trust_remote_code=False)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as error:
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        said = _first_line(error)
         raise UnsupportedModel(
             f"{folder.name}: architecture {kind} cannot be loaded: {said}", architecture=kind, reason=said
         ) from error
@@ -174,14 +175,18 @@ def load_tokenizer(folder: Path, config: dict[str, Any]) -> Any:
     try:
         return load_wrapped(folder, options, eos_token_ids=config.get("eos_token_id"))
     except Exception as error:
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        said = _first_line(error)
         raise UnsupportedModel(f"{folder.name}: its tokenizer cannot be loaded: {said}", reason=said) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def _info(model: Any, config: dict[str, Any], backend: Backend, notes: tuple[str, ...]) -> ModelInfo:
     import mlx.core as mx
 
-    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    text = text_config(config)
     heads = int(text.get("num_attention_heads") or 0)
     arrays = arrays_of(model)
     floats = [array for array in arrays if mx.issubdtype(array.dtype, mx.floating) and array.ndim == 1]

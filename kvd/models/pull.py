@@ -17,7 +17,7 @@ from kvclient.errors import BadRequest, Internal, OutOfMemory, UnsupportedModel
 from kvd.models.backend import Backend, expected
 from kvd.models.demo import REQUIREMENT, fetch_demo
 from kvd.models.fingerprint import MEMO, identify, moved, read_config, weight_files
-from kvd.models.load import choose_form
+from kvd.models.load import check_safe, choose_form
 from kvd.models.progress import progress
 from kvd.models.record import Record, checked_name, find, names, read_record, write_record
 from kvd.models.size import sizes
@@ -131,10 +131,7 @@ def _check_folder(path: Path) -> None:
     """An MLX (or plain safetensors) model folder with a tokenizer. Raises UnsupportedModel with what is missing."""
     config = read_config(path)
     weight_files(path)
-    if config.get("model_file"):
-        raise UnsupportedModel(f"{path} needs code of its own to load, which is never run", file=str(path))
-    if not isinstance(config.get("model_type"), str):
-        raise UnsupportedModel(f"{path}/config.json names no model_type", file=str(path))
+    check_safe(path, config)
     if not any((path / name).is_file() for name in _TOKENIZERS):
         raise UnsupportedModel(f"{path} has no tokenizer", file=str(path))
 

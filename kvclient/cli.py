@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvclient.errors import KvdError
     from kvclient.options import Asked
 
-USAGE, BAD_INPUT, INTERNAL, INTERRUPTED, CLOSED = 2, 65, 70, 130, 141
+USAGE, INTERNAL, INTERRUPTED, CLOSED = 2, 70, 130, 141
 """Exit codes beside those that the errors carry (`kvclient.errors`)."""
 
 

@@ -1,12 +1,13 @@
-"""Completion scripts for bash, zsh and fish: verbs, their flags, and models where one is asked for."""
+"""Completion scripts for bash, zsh and fish: verbs, their flags and fixed words."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from kvclient.parser import USAGE
+
 SHELLS = ("bash", "zsh", "fish")
-USAGE = 2
 
 
 def print_script(words: list[str]) -> int:

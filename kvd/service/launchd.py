@@ -12,9 +12,11 @@ from kvd.home import Home
 from kvd.service.manager import Manager, command, environment, template
 
 LABEL = "org.kvd.daemon"
-_RETRIES = 20
+_RETRIES = 40
 _RETRY_S = 0.25
-"""`bootout` returns before the old job is gone, and `bootstrap` fails until it is."""
+"""`bootstrap` may fail for a moment after the old job has gone."""
+_GONE_S = 65.0
+"""`bootout` returns before the old job is gone, which may take the definition's ExitTimeOut: requests end first."""
 
 
 class Launchd(Manager):
@@ -53,6 +55,9 @@ class Launchd(Manager):
 
     def _stop(self) -> None:
         self.call("bootout", self._target, check=False)
+        deadline = time.monotonic() + _GONE_S
+        while self.call("print", self._target, check=False) == 0 and time.monotonic() < deadline:
+            time.sleep(_RETRY_S)
 
     @property
     def _domain(self) -> str:

@@ -14,12 +14,14 @@ import pytest
 from kvclient.errors import BadRequest, Busy, Internal
 from kvd.cli import main as cli
 from kvd.home import Home, Lock
+from kvd.service import launchd
 from kvd.service.launchd import LABEL, Launchd
 from kvd.service.manager import Manager
 from kvd.service.systemd import Systemd
 
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"
+case "$1" in print) [ "$(grep -c " print " "$CALLS")" -le "${LINGERS:-0}" ]; exit ;; esac
 case "$*" in *"$FAIL_ON"*) [ -n "$FAIL_ON" ] && { [ ! -e "$CALLS.failed" ] || [ -n "$FAIL_ALWAYS" ]; } && {
     touch "$CALLS.failed"; echo "fake: refused" >&2; exit 5; } ;; esac
 exit 0
@@ -139,7 +141,24 @@ def test_an_old_install_is_stopped_before_the_new_one_starts(machine: Path) -> N
     agent.install()
     machine.unlink()
     agent.install()
-    assert [line.split()[1] for line in said(machine)] == ["bootout", "enable", "bootstrap"]
+    assert [line.split()[1] for line in said(machine)] == ["bootout", "print", "enable", "bootstrap"]
+
+
+def test_launchd_is_waited_for_while_the_old_job_answers_what_it_was_asked(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Launchd()
+    agent.install()
+    assert plistlib.loads(agent.file.read_bytes())["ExitTimeOut"] < launchd._GONE_S
+    machine.unlink()
+    monkeypatch.setattr(launchd, "_RETRY_S", 0.01)
+    monkeypatch.setenv("LINGERS", str(2 * launchd._RETRIES))
+    agent.install()
+    words = [line.split()[1] for line in said(machine)]
+    assert words == ["bootout", *["print"] * (2 * launchd._RETRIES + 1), "enable", "bootstrap"]
+    monkeypatch.setattr(launchd, "_GONE_S", 0.0)
+    agent.uninstall()
+    assert said(machine)[-1].split()[1] == "print", "it is not waited for longer than launchd itself does"
 
 
 def test_launchd_may_need_a_moment_to_let_the_old_job_go(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from kvd.cache.results import Consent
 from kvd.worker.scheduler import Limits
 from tests.worker.rig import Answer, B, Rig, ids, rows_seen
+
+WITHIN = Limits(chunk=256, beside_s=math.inf, turn_s=0.0)
+"""Chunks of one size on however slow a machine, with turns of the streams between any two layers."""
 
 
 @pytest.fixture
@@ -194,7 +198,7 @@ def test_answers_to_one_prompt_that_outgrow_the_pool_each_end_with_their_text() 
 def test_a_stream_goes_on_within_a_chunk_of_a_long_prompt_and_both_get_their_answers() -> None:
     question, prompt = ids(30, 2), ids(1500, 1)
     options = {"max_tokens": 400, "logit_bias": {2: -100}}
-    with Rig(model={"layers": 6}, limits=Limits(chunk=256, turn_s=0.0)) as rig:
+    with Rig(model={"layers": 6}, limits=WITHIN) as rig:
         alone = [rig.send(tokens=question, cache="off", **options).end().text, rig.ask(prompt, cache="off").logprobs]
         stream = rig.send(tokens=question, **options)
         stream.wait_for("text")
@@ -208,7 +212,7 @@ def test_a_stream_goes_on_within_a_chunk_of_a_long_prompt_and_both_get_their_ans
 
 def test_a_stream_that_ends_or_fails_within_a_chunk_leaves_the_chunk_alone() -> None:
     prompt = ids(1500, 1)
-    with Rig(model={"layers": 6}, limits=Limits(chunk=256, turn_s=0.0)) as rig:
+    with Rig(model={"layers": 6}, limits=WITHIN) as rig:
         alone = rig.ask(prompt, cache="off").logprobs
         streams = [rig.send(tokens=ids(30, n), max_tokens=10 + 3 * n, logit_bias={2: -100}) for n in range(2, 7)]
         streams[0].wait_for("text")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -173,4 +174,5 @@ def _swapped(outcome: Outcome, folder: str, paths: list[str]) -> None:
 
 
 def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

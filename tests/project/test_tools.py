@@ -16,8 +16,8 @@ SCRIPTS = sorted(
 )  # fmt: skip
 GNU = (
     "readlink -f", "realpath", "sed -i", "date -d", "date +%s%N", "nproc", "stat -c", "mktemp -t", "grep -P",
-    "timeout ", "sha256sum", "declare -A", "local -n", "mapfile", "readarray", "${!", ",,}", "^^}", "|&", "&>>", "coproc",
-    "EPOCH", "shopt -s globstar", "wait -n", "cp -a", "xargs -r", "sort -V", "head -c -", "ls --", "[@]",
+    "timeout ", "sha256sum", "declare -A", "local -n", "mapfile", "readarray", "${!", ",,}", "^^}", "|&", "&>>",
+    "coproc", "EPOCH", "shopt -s globstar", "wait -n", "cp -a", "xargs -r", "sort -V", "head -c -", "ls --", "[@]",
 )  # fmt: skip
 """What macOS has not or has otherwise. An empty array is an unbound variable to bash 3.2."""
 

@@ -192,6 +192,7 @@ def test_one_file_that_hangs_holds_one_reader_and_costs_only_those_who_want_it(
     assert not running.ended.is_set()
     with monkeypatch.context() as time:
         time.setattr(restore, "HUNG_S", 1.0)
+        until(lambda: rig.on_engine(running.ended.is_set))  # asked, the engine looks at the limit anew
         same(cold, running.end())
         assert counts(running) == (2 * B, 0, KEPT * B, 0) and running.stats["miss_reason"] == "read_failed"
         rig.on_engine(rig.cache.clear)

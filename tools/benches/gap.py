@@ -30,8 +30,9 @@ def run() -> list[Row]:
 
         thread = threading.Thread(target=prefill)
         last = None
-        options = {"temperature": 0.0, "logit_bias": {0: -100.0, 2: -100.0}}
-        for event in client.stream("demo", tokens=ids[100:110], max_tokens=3000, **options):
+        for event in client.stream(
+            "demo", tokens=ids[100:110], max_tokens=3000, temperature=0.0, logit_bias={0: -100.0, 2: -100.0}
+        ):
             now = time.perf_counter()
             if event.kind != "text":
                 continue

@@ -20,6 +20,7 @@ from typing import Any
 
 from benches.child import Child
 from benches.rows import Row, row, show
+from benches.store import forget
 from kvclient import Client
 from kvd.models.backend import expected
 from rig.daemon import Daemon, short_home
@@ -47,18 +48,14 @@ def run() -> list[Row]:
     known = {row.name: row.value for row in rows}
     with short_home(models) as home, Daemon(home, *FLAGS) as daemon:
         rows += timed("load", lambda: load(daemon))
-        if "reuse" in chosen:
-            rows += timed("reuse", lambda: reuse(daemon, known))
-        if "share" in chosen:
-            rows += timed("share", lambda: share(daemon, known))
-        if "storing" in chosen:
-            rows += timed("storing", lambda: storing(daemon))
-        if "dialogue" in chosen:
-            rows += timed("dialogue", lambda: dialogue(daemon))
-        if "restart" in chosen:
-            rows += timed("restart", lambda: restart(daemon))
-        if "quantised" in chosen:
-            rows += timed("quantised", lambda: quantised(daemon))
+        parts: dict[str, Callable[[], list[Row]]] = {
+            "reuse": lambda: reuse(daemon, known), "share": lambda: share(daemon, known),
+            "storing": lambda: storing(daemon), "dialogue": lambda: dialogue(daemon),
+            "restart": lambda: restart(daemon), "quantised": lambda: quantised(daemon),
+        }  # fmt: skip
+        for name, part in parts.items():
+            if name in chosen:
+                rows += timed(name, part)
     return rows
 
 
@@ -150,7 +147,8 @@ def restart(daemon: Daemon) -> list[Row]:
     for name in ("page cache warm", "page cache cold"):
         daemon.stop()
         if name.endswith("cold"):
-            forget(daemon.home / "store")
+            os.sync()  # pages that are still to be written cannot be put out
+            forget([str(path) for path in (daemon.home / "store").rglob("*") if path.is_file()])
         daemon.start()
         rows += timed(f"load again, {name}", lambda: load(daemon))
         with daemon.client() as client:
@@ -259,12 +257,3 @@ def quantised(daemon: Daemon) -> list[Row]:
         row("k8v4: first token of 8K", first, "s", baseline=native),
         row("k8v4: decode at 8K", speed, "tok/s", baseline=fast),
     ]
-
-
-def forget(folder: Path) -> None:
-    """Drop the files' pages from the page cache."""
-    os.sync()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -6,6 +6,7 @@ import random
 import statistics
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def ask(client: Client, ids: list[int]) -> tuple[float, dict[str, Any]]:
     ):
         if first is None and event.kind in ("text", "reasoning", "done"):
             first = time.perf_counter() - begin
-        if event.kind == "done":
+        if event.done is not None:
             stats = asdict(event.done.stats)
     assert first is not None
     return first, stats
@@ -87,38 +88,20 @@ def at_length(length: int, models: Path, repeat_bar: str, restart_bar: str) -> l
         row(f"{length}: repeated, against mlx-lm's cold", repeat, "s", baseline=stock_cold),
         row(f"{length}: restarted, against mlx-lm's cold", restart, "s", baseline=stock_cold),
         row(f"{length}: repeated", repeat, "s", baseline=cold, bar=repeat_bar, stats=[s for _, s in repeats]),
-        row(
-            f"{length}: repeated, computed",
-            max(s["computed_tokens"] for _, s in repeats),
-            "tokens",
-            bar="== 1",
-            of="value",
-        ),
+        row(f"{length}: repeated, computed", computed(repeats), "tokens", bar="== 1", of="value"),
         row(f"{length}: restarted", restart, "s", baseline=cold, bar=restart_bar, stats=[s for _, s in restarts]),
-        row(
-            f"{length}: restarted, computed",
-            max(s["computed_tokens"] for _, s in restarts),
-            "tokens",
-            bar="== 1",
-            of="value",
-        ),
-        row(
-            f"{length}: last 10 % changed, against mlx-lm",
-            tail_s,
-            "s",
-            baseline=statistics.median(stock_seconds),
-            bar="<= 1.10",
-            stats=[s for _, s in changed],
-        ),
-        row(
-            f"{length}: last 10 % changed, computed",
-            max(s["computed_tokens"] for _, s in changed),
-            "tokens",
-            bar=f"== {length - kept}",
-            of="value",
-        ),
+        row(f"{length}: restarted, computed", computed(restarts), "tokens", bar="== 1", of="value"),
+        row(f"{length}: last 10 % changed, against mlx-lm", tail_s, "s", baseline=statistics.median(stock_seconds),
+            bar="<= 1.10", stats=[s for _, s in changed]),
+        row(f"{length}: last 10 % changed, computed", computed(changed), "tokens", bar=f"== {length - kept}",
+            of="value"),
         row(f"{length}: last 10 % changed, against cold", tail_s, "s", baseline=cold),
-    ]
+    ]  # fmt: skip
+
+
+def computed(asked: list[tuple[float, dict[str, Any]]]) -> int:
+    """Most tokens that one of these requests had computed."""
+    return max(int(stats["computed_tokens"]) for _, stats in asked)
 
 
 def restored(models: Path) -> list[Row]:
@@ -130,16 +113,18 @@ def restored(models: Path) -> list[Row]:
     ) as child:  # fmt: skip
         for disk, rate in (("disk", 0.0), (f"{SLOW / 1e9} GB/s", SLOW)):
             for tail in (0, 64):
-                child.ask(tail=tail, layered=True, rate=rate)
-                ours, whole = paired(
-                    lambda tail=tail, rate=rate: child.ask(tail=tail, layered=True, rate=rate)["seconds"],
-                    lambda tail=tail, rate=rate: child.ask(tail=tail, layered=False, rate=rate)["seconds"],
-                    PAIRS,
-                )
+                layered = partial(first_token, child, tail=tail, layered=True, rate=rate)
+                layered()
+                ours, whole = paired(layered, partial(first_token, child, tail=tail, layered=False, rate=rate), PAIRS)
                 took, ratio = statistics.median(ours), median_ratio(ours, whole)
                 name = f"{RESTORED} from {disk}, {tail or 'no'} others behind, layer by layer against whole blocks"
                 found.append(row(name, took, "s", baseline=took / ratio))
     return found
+
+
+def first_token(child: Child, **asked: Any) -> float:
+    """Seconds."""
+    return float(child.ask(**asked)["seconds"])
 
 
 def run() -> list[Row]:

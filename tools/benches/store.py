@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from benches.rows import Row, median_ratio, paired, row
 from kvd.cache.chain import chains, next_chain
@@ -79,13 +80,13 @@ def _restore(base: str) -> list[Row]:
 
     found = []
     with ThreadPoolExecutor(READERS) as pool:
-        caches = {"cold": lambda: forget(paths), "warm": lambda: None}
+        caches: dict[str, Callable[[], object]] = {"cold": lambda: forget(paths), "warm": lambda: None}
         if not hasattr(os, "posix_fadvise"):
             del caches["cold"]
         for name, prepare in caches.items():
             ours, theirs = paired(
-                lambda prepare=prepare: _timed(lambda: list(pool.map(one, range(BLOCKS))), prepare),
-                lambda prepare=prepare: _timed(plain, prepare), ROUNDS,
+                partial(_timed, lambda: list(pool.map(one, range(BLOCKS))), prepare),
+                partial(_timed, plain, prepare), ROUNDS,
             )
             ratio = 1 / median_ratio(ours, theirs)
             rate = total / statistics.median(ours) / 1e9
@@ -188,7 +189,7 @@ def _start(base: str) -> list[Row]:
     with Store.open(folder, limits) as store:
         _fill(store, [_tiny(n) for n in range(SHARDS)])
         asked = [[n // 100, n % 100, *range(62), n + 1, 5] for n in range(0, SHARDS, 97)]
-        child = [_timed(lambda tokens=tokens: store.lookup(NAMESPACE, [], NAMESPACE, tokens)) for tokens in asked]
+        child = [_timed(partial(store.lookup, NAMESPACE, [], NAMESPACE, tokens)) for tokens in asked]
     clean, killed, cpu = [], [], []
     for _ in range(STARTS):
         began = time.process_time()

@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 from kvd.store import kv
 from kvd.store.base import Limits
@@ -119,16 +120,12 @@ def _once(outcome: Outcome, folder: str, what: str, damage: Damage, unclean: boo
 
 def _map_full(outcome: Outcome, base: str) -> None:
     """The map starts tiny and grows while blocks are stored."""
-    first, kv.MAP_FIRST = kv.MAP_FIRST, 16 * PAGE
-    try:
-        with Store.open(os.path.join(base, "tiny"), Limits(LIMIT)) as store:
-            actor = Actor(store)
-            for name in range(60):
-                if actor.put(prompt(name)) != len(prompt(name)):
-                    outcome.lost += 1
-                    outcome.fail(f"map full: {actor.reasons}")
-    finally:
-        kv.MAP_FIRST = first
+    with patch.object(kv, "MAP_FIRST", 16 * PAGE), Store.open(os.path.join(base, "tiny"), Limits(LIMIT)) as store:
+        actor = Actor(store)
+        for name in range(60):
+            if actor.put(prompt(name)) != len(prompt(name)):
+                outcome.lost += 1
+                outcome.fail(f"map full: {actor.reasons}")
     aftermath(outcome, os.path.join(base, "tiny"), Limits(LIMIT), [prompt(n) for n in range(60)], "map full")
 
 

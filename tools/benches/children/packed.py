@@ -54,7 +54,12 @@ def compare(model: Any, tokenizer: Any, lengths: list[int], shared: bool, rounds
     steps_of = [ours, generator(model, stock, (rounds + WARM) * BURST + 2)]
     if len(lengths) > 1 and not shared:
         singles = [burst(engine(model, tokenizer, cache, [sequence])) for sequence in sequences]
-        steps_of.append(lambda: [steps() for steps in singles] and None)
+
+        def one_by_one() -> None:
+            for steps in singles:
+                steps()
+
+        steps_of.append(one_by_one)
     took = in_turn(steps_of, rounds)
     return {
         "ours": statistics.median(took[0]), "others": [statistics.median(other) for other in took[1:]],

@@ -102,7 +102,7 @@ class Bench:
         return single(self.model, cache, sequence)
 
     def _stock(self, bits: int, position: int) -> Callable[[], None]:
-        caches = [QuantizedKVCache(GROUP, bits) if bits else KVCache() for _ in self.native.layers]
+        caches: list[Any] = [QuantizedKVCache(GROUP, bits) if bits else KVCache() for _ in self.native.layers]
         for layer, cache in zip(self.native.layers, caches, strict=True):
             shape = (1, layer.kv_heads, position, layer.k_dim)
             new = mx.random.normal(shape).astype(getattr(mx, self.native.dtype))

@@ -166,7 +166,7 @@ def _stored(folder: str, layout: KVLayout, tokens: Sequence[int]) -> Iterator[En
         part = tuple(tokens[start : start + BLOCK])
         chain = next_chain(parent, part)
         header = ShardHeader(NAMESPACE, chain, parent, part, start, layout.describe(), specs)
-        data = [memoryview(random.standard_normal(spec.shape, dtype=np.float32)).cast("B") for spec in specs]
+        data = [random.standard_normal(spec.shape, dtype=np.float32).data.cast("B") for spec in specs]
         path = os.path.join(folder, f"{chain.hex()}.safetensors")
         size, checksum = write_shard(files, path, header, data, durable=True)
         yield Entry(chain, parent, BLOCK, path, size, checksum)

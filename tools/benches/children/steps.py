@@ -26,8 +26,8 @@ def main() -> None:
     model = load(Path(sys.argv[1])).model
     for line in sys.stdin:
         ask = json.loads(line)
-        answer = {"decode": decode, "growth": growth}[ask.pop("what")](model, **ask)
-        print(json.dumps(answer), flush=True)
+        measure: Callable[..., dict[str, Any]] = {"decode": decode, "growth": growth}[ask.pop("what")]
+        print(json.dumps(measure(model, **ask)), flush=True)
 
 
 def decode(model: Any, position: int, pairs: int) -> dict[str, Any]:

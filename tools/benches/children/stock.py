@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ def main() -> None:
     model = as_it_comes(load(Path(sys.argv[1])).model)
     for line in sys.stdin:
         ask = json.loads(line)
-        what = {"prefill": prefill, "decode": decode, "batch": batch}[ask.pop("what")]
-        print(json.dumps({"seconds": what(model, **ask)}), flush=True)
+        measures: dict[str, Callable[..., float]] = {"prefill": prefill, "decode": decode, "batch": batch}
+        print(json.dumps({"seconds": measures[ask.pop("what")](model, **ask)}), flush=True)
 
 
 def as_it_comes(model: Any) -> Any:

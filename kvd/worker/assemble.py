@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
 import structlog
-from mlx_lm import utils
 
 from kvclient.errors import KvdError, OutOfMemory
 from kvd.cache import precision
@@ -25,7 +24,6 @@ from kvd.cache.layout import KVLayout
 from kvd.cache.paged import PagedCache
 from kvd.calibrate.choice import Choice, choose
 from kvd.models import blas
-from kvd.models.backend import Backend
 from kvd.models.fingerprint import MEMO, Identity, identify
 from kvd.models.load import Loaded, ModelInfo, load
 from kvd.models.precompile import Precompiling, kept_by_mlx, kinds_of
@@ -71,7 +69,7 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     """Load the model and build everything over it. Raises what `kvd.models.load` raises, and OutOfMemory when not even
     one block of KV fits."""
     loaded = load(given.model, available=given.weights_limit)
-    limit_memory(loaded.info.backend)
+    mx.set_cache_limit(SCRATCH_CPU if loaded.info.backend == "cpu" else SCRATCH_GPU)
     products = kinds_of(loaded.model, loaded.info.dtype) if loaded.info.backend == "cuda" else ()
     compiling = Precompiling(products, kept_by_mlx())
     identity = identify(given.model, given.home / "models" / MEMO)
@@ -108,14 +106,6 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     prompter = Prompter(loaded.tokenizer, vocab=loaded.info.vocab, context=context, today=pulled(given))
     mx.reset_peak_memory()  # that of a request is told with it; converting weights takes more than any
     return Built(engine, prompter, _info(given, loaded, layout, cache, report, kv))
-
-
-def limit_memory(backend: Backend) -> None:
-    """What MLX may keep of freed buffers, and what macOS may not take away from the GPU while it is idle for a moment
-    (0 unless asked for): as mlx-lm's server has it, all that may be; the ledger sees that no more is used."""
-    mx.set_cache_limit(SCRATCH_CPU if backend == "cpu" else SCRATCH_GPU)
-    if backend == "metal":
-        utils.maybe_set_recommended_wired_limit()
 
 
 def make_engine(

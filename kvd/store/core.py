@@ -33,6 +33,11 @@ SUPERSEDED = "evicted.superseded"
 FULL_PINNED = "evicted.full_pinned"
 SLACK = 100
 """Room is made for 1/100 of the limit at once, so that the plan is not made anew for every block."""
+VAIN_S = 60.0
+VAIN_MOST_S = 3600.0
+"""Seconds until blocks are dropped for the volume's free space again when that did not rise, doubled each time. A
+snapshot (APFS takes one every hour for Time Machine; btrfs, ZFS) keeps what is unlinked: all blocks would go for
+nothing. Some file systems free later: by then that is seen."""
 
 
 class Core:
@@ -69,6 +74,9 @@ class Core:
         self.offline = ""
         """why the disk cannot be used now; empty: it can"""
         self.index_lost = False
+        self.vain = 0
+        """times in a row that dropping blocks left the volume's free space as it was"""
+        self.vain_until = 0.0
         self.trimmed: Counter[str] = Counter()
         """blocks, bytes and pinned (blocks) that a lowered limit took since the store was opened"""
 
@@ -122,13 +130,28 @@ class Core:
             if need <= 0:
                 continue
             self.collect_junk(need)
-            if (need := missing(nbytes)) > 0:
+            if (need := missing(nbytes)) > 0 and reason == "full":
                 self.evict(need + self.limits.limit // SLACK, self.table.slots.values(), reason, self.held(parent))
+            elif need > 0:
+                self._evict_for_others(need, nbytes, parent)
             if force and reason == "full":
                 self._evict_held()
             if missing(nbytes) > 0:
                 return reason
         return ""
+
+    def _evict_for_others(self, need: int, nbytes: int, parent: bytes) -> None:
+        """Drop blocks for the volume's free space, unless that was in vain a moment ago. Raises OSError."""
+        if self.vain and self.clock() < self.vain_until:
+            return
+        wanted = self.limits.limit // SLACK + (0 if self.vain else need)
+        freed = self.evict(wanted, self.table.slots.values(), "free_space", self.held(parent))
+        if 2 * (need - self.space_missing(nbytes)) >= freed:
+            self.vain = 0
+            return
+        self.vain_until = self.clock() + min(VAIN_S * 2**self.vain, VAIN_MOST_S)
+        self.vain += 1
+        self.counters["evicted.in_vain"] += 1
 
     def make_quota(self, namespace: bytes, nbytes: int, parent: bytes) -> bool:
         """Room for `nbytes` within the quota of each of the namespace's models; False: there is none."""

@@ -130,6 +130,46 @@ def test_free_space_is_left_to_others(world: World, monkeypatch: pytest.MonkeyPa
     assert actor.store.stats()["counters"]["evicted.free_space"]
 
 
+def test_blocks_are_not_dropped_one_after_the_other_where_a_snapshot_keeps_their_bytes(world: World) -> None:
+    from kvd.store.files import RealFiles, Space
+
+    class Snapshot(RealFiles):
+        """Unlinking frees nothing, until the snapshot goes."""
+
+        free, kept, held = 10_000_000, 0, True
+
+        def unlink(self, path: str) -> None:
+            size = self.stat(path).allocated
+            super().unlink(path)
+            self.kept += size
+
+        def space(self, path: str) -> Space:
+            return Space(self.free + (0 if self.held else self.kept), 10**9)
+
+    files = Snapshot()
+    actor = world.open(files=files, free_space=1_000_000)
+    for n in range(60):
+        actor.put([n, 1, 2, 3, 4])
+    table = actor.store.core.table
+    files.free, before = 900_000, table.bytes
+
+    def lost(tries: int, seconds: float) -> int:
+        for n in range(tries):
+            world.now += seconds / tries
+            assert actor.put([1000 + n, 5]) == 0 and "free_space" in actor.reasons
+        return before - table.bytes
+
+    first = lost(20, 59.0)
+    assert 0 < first < 250_000, "once, for what is missing and 1/100 of the limit"
+    assert lost(500, 3600.0) - first < 6 * 100_000 < table.bytes, "less often each time, 1/100 of the limit"
+    assert actor.store.stats()["counters"]["evicted.in_vain"] in (6, 7)
+    files.held = False
+    world.now += 2 * 3600.0
+    assert actor.put([7777, 5]) == 2
+    files.held, files.free, files.kept = True, 900_000, 0
+    assert not actor.put([8888, 5])
+
+
 def test_a_lowered_limit_holds_at_once_even_against_pins(actor: Actor) -> None:
     for n in range(30):
         actor.put([n, 1, 2, 3, 4])

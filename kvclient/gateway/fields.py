@@ -16,6 +16,7 @@ class Fields:
         self.raw = raw
         self.where = where
         self._read: set[str] = set()
+        self._dropped: list[str] = []
 
     def has(self, name: str) -> bool:
         return self.raw.get(name) is not None
@@ -52,7 +53,10 @@ class Fields:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(name, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise BadRequest(f"{self.path(name)} is too large", field=self.path(name)) from None
 
     def items(self, name: str) -> Sequence[Any]:
         value = self.any(name)
@@ -93,9 +97,13 @@ class Fields:
         """Fields that were checked and change nothing in this request: they count as not read."""
         self._read.difference_update(names)
 
+    def drop(self, *parts: str) -> None:
+        """Parts of fields that are left out: they count as not read."""
+        self._dropped += parts
+
     def ignored(self) -> list[str]:
         """Names that were sent and that nothing has read."""
-        return sorted(name for name in self.raw if self.has(name) and name not in self._read)
+        return sorted([*(name for name in self.raw if self.has(name) and name not in self._read), *self._dropped])
 
     def path(self, name: str) -> str:
         return f"{self.where}.{name}" if self.where else name

@@ -110,11 +110,29 @@ def test_fields_without_a_meaning_here_are_named_and_those_that_the_reply_repeat
     assert reply["kvd"]["ignored"] == ["parallel_tool_calls", "prompt_cache_key", "store"]  # type: ignore[index]
 
 
+def test_tools_that_only_the_apis_own_models_know_are_left_out_beside_functions_and_named(serve: Serve) -> None:
+    served = serve()
+    tools: Any = [
+        {"type": "function", "name": "exec", "parameters": {"type": "object"}, "strict": False},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "web_search"}, {"type": "namespace", "name": "mcp", "tools": []},
+    ]  # fmt: skip
+    sdk = client(served)
+    reply: Any = sdk.responses.create(model="demo", input="Hi", tools=tools)
+    assert [tool["function"]["name"] for tool in served.daemon.asked[0]["tools"]] == ["exec"]
+    assert reply.kvd["ignored"] == ["tools[1] (custom)", "tools[2] (web_search)", "tools[3] (namespace)"]
+    with pytest.raises(openai.BadRequestError, match="'web_search'|not among the tools"):
+        sdk.responses.create(model="demo", input="Hi", tools=tools, tool_choice={"type": "web_search"})
+    with pytest.raises(openai.BadRequestError, match="'web_search'"):
+        sdk.responses.create(model="demo", input="Hi", tools=tools[2:])
+
+
 def test_a_cut_answer_is_incomplete(serve: Serve) -> None:
     sdk = client(serve(lambda body, model: speak("a", reason="length")))
     reply = sdk.responses.create(model="demo", input="Hi")
     assert reply.status == "incomplete" and reply.incomplete_details is not None
     assert reply.incomplete_details.reason == "max_output_tokens"
+    assert reply.output[0].status == "incomplete"  # type: ignore[union-attr]
     assert [e.type for e in sdk.responses.create(model="demo", input="Hi", stream=True)][-1] == "response.incomplete"
 
 

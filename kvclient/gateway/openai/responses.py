@@ -33,7 +33,7 @@ def parse(fields: Fields) -> Ask:
     if not messages:
         raise BadRequest("input must not be empty", field="input")
     body: dict[str, Any] = {"messages": messages, **sampling(fields)}
-    tools = [_tool(tool) for tool in fields.tables("tools")]
+    tools = _tools(fields)
     with_tools(body, tools, choice_of(fields, [tool["function"]["name"] for tool in tools]))
     if (limit := fields.integer("max_output_tokens")) is not None:
         body["max_tokens"] = limit
@@ -90,11 +90,22 @@ def _assistant(found: list[dict[str, Any]]) -> dict[str, Any]:
     return found[-1]
 
 
-def _tool(fields: Fields) -> dict[str, Any]:
-    if fields.needed("type") != "function":
-        raise BadRequest(f"{fields.where}: only tools of type 'function' are supported", field=fields.where)
-    fields.needed("name")
-    return {"type": "function", "function": {k: v for k, v in fields.raw.items() if k != "type"}}
+def _tools(fields: Fields) -> list[dict[str, Any]]:
+    """Tools of other types are left out beside functions, and count as ignored: agents offer those of the API's own
+    models to every server. Where there are only such, the request is about them. Raises BadRequest then."""
+    found = []
+    strangers = []
+    for tool in fields.tables("tools"):
+        if (kind := tool.needed("type")) == "function":
+            tool.needed("name")
+            found.append({"type": kind, "function": {k: v for k, v in tool.raw.items() if k != "type"}})
+        else:
+            strangers.append((tool.where, kind))
+    if strangers and not found:
+        where, kind = strangers[0]
+        raise BadRequest(f"{where}: only tools of type 'function' are supported, got {kind!r}", field=where)
+    fields.drop(*(f"{where} ({kind})" for where, kind in strangers))
+    return found
 
 
 def _text(fields: Fields | None, body: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvclient.errors import KvdError
-from kvclient.events import Choice, Completion, Event, TokenLogprob
+from kvclient.events import Completion, Event, TokenLogprob
 from kvclient.gateway.ask import Ask
 from kvclient.gateway.openai.errors import error_body
 from kvclient.gateway.openai.usage import response_logprobs, response_usage
@@ -50,15 +50,15 @@ class ResponsesReply:
             self._text.append(event.tool_call.arguments)
             return opened + self._item("response.function_call_arguments.delta", delta=event.tool_call.arguments)
         if event.finish_reason is not None:
-            return self._close()
+            return self._close(_status(event.finish_reason))
         return b""
 
     def keep_alive(self, event: Event) -> bytes:
         return comment(event)
 
     def end(self, done: Completion) -> bytes:
-        closed = self._close()
-        status = _status(done.choices[0])
+        status = _status(done.choices[0].finish_reason)
+        closed = self._close(status)
         response = self._finished(done, self._output)
         self.complete = True
         return closed + self._sse(f"response.{status}", response=response)
@@ -79,12 +79,12 @@ class ResponsesReply:
             self.event(Event("text", self.id, text=choice.text, logprobs=choice.logprobs))
         for call in choice.tool_calls:
             self.event(Event("tool_call", self.id, tool_call=call))
-        self._close()
+        self._close(_status(choice.finish_reason))
         return self._finished(done, self._output)
 
     def _finished(self, done: Completion, output: list[dict[str, Any]]) -> dict[str, Any]:
         choice = done.choices[0]
-        response = self._response(_status(choice), output)
+        response = self._response(_status(choice.finish_reason), output)
         if choice.finish_reason == "length":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         return {**response, "usage": response_usage(done.stats), "kvd": about(done.stats, self.ask)}
@@ -111,7 +111,7 @@ class ResponsesReply:
         opened = self._begin_item({"type": "message", "role": "assistant", "status": "in_progress", "content": []})
         return opened + self._at("response.content_part.added", part=self._part(""))
 
-    def _close(self) -> bytes:
+    def _close(self, status: str = "completed") -> bytes:
         """Close the open item with its whole text."""
         if not self._open:
             return b""
@@ -121,14 +121,14 @@ class ResponsesReply:
         item = self._output[-1]
         if kind == "message":
             part = self._part(text)
-            item |= {"status": "completed", "content": [part]}
+            item |= {"status": status, "content": [part]}
             ended = self._at("response.output_text.done", text=text, logprobs=part["logprobs"])
             ended += self._at("response.content_part.done", part=part)
         elif kind == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": text}]
             ended = self._at("response.reasoning_text.done", text=text)
         else:
-            item |= {"status": "completed", "arguments": text}
+            item |= {"status": status, "arguments": text}
             ended = self._item("response.function_call_arguments.done", name=item["name"], arguments=text)
         self._logprobs = []
         return ended + self._sse("response.output_item.done", output_index=len(self._output) - 1, item=item)
@@ -148,5 +148,5 @@ class ResponsesReply:
         return f"event: {kind}\ndata: {to_json({'type': kind, 'sequence_number': self._number, **fields})}\n\n".encode()
 
 
-def _status(choice: Choice) -> str:
-    return "incomplete" if choice.finish_reason == "length" else "completed"
+def _status(finish_reason: str) -> str:
+    return "incomplete" if finish_reason == "length" else "completed"

@@ -153,6 +153,32 @@ def test_system_blocks_tool_results_and_choices_reach_the_daemon(serve: Serve) -
     }  # fmt: skip
 
 
+TOOL_USE = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}}
+
+
+@pytest.mark.parametrize(
+    ("last", "more", "continued"),
+    [
+        ({"role": "assistant", "content": "{"}, {}, True),
+        ({"role": "assistant", "content": [{"type": "text", "text": "{"}]}, {"thinking": {"type": "disabled"}}, True),
+        ({"role": "assistant", "content": [{"type": "text", "text": "{"}, TOOL_USE]}, {}, False),
+        ({"role": "user", "content": "{"}, {}, False),
+    ],
+)
+def test_an_answer_that_the_client_began_is_continued_not_begun_again(
+    serve: Serve, last: Any, more: Any, continued: bool
+) -> None:
+    served = serve()
+    sdk = client(served)
+    shared: Any = {"model": "demo", "messages": [*HELLO, last], **more}
+    sdk.messages.create(max_tokens=9, **shared)
+    sdk.messages.count_tokens(**shared)
+    thinking = {"enable_thinking": False} if more else {}
+    for asked in served.daemon.asked:
+        begun = {"add_generation_prompt": False, "continue_final_message": True} if continued else {}
+        assert asked.get("template_kwargs", {}) == {**thinking, **begun}
+
+
 def test_fields_without_a_meaning_here_are_named_in_the_reply(serve: Serve) -> None:
     reply = client(serve()).messages.create(
         model="demo", max_tokens=9, messages=HELLO, metadata={"user_id": "u"}, service_tier="auto",
@@ -206,6 +232,8 @@ def test_errors_have_anthropics_shape(
         ({"max_tokens": None}, "max_tokens is required"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
+         "documents of type 'base64'"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "other"}}, "'other'"),
     ],
 )

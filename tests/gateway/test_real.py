@@ -115,6 +115,13 @@ def test_anthropics_messages_and_their_count_agree(claude: anthropic.Anthropic) 
     assert final.stop_reason == first.stop_reason
 
 
+def test_an_answer_that_anthropics_client_began_goes_on_where_it_stopped(claude: anthropic.Anthropic) -> None:
+    whole = claude.messages.create(model="demo", max_tokens=8, messages=HELLO).content[0].text  # type: ignore[union-attr]
+    begun: Any = [*HELLO, {"role": "assistant", "content": whole[:len(whole) // 2].rsplit(" ", 1)[0]}]
+    rest = claude.messages.create(model="demo", max_tokens=8, messages=begun).content[0].text  # type: ignore[union-attr]
+    assert (begun[-1]["content"] + rest).startswith(whole)
+
+
 def test_anthropics_stop_sequences_are_named(claude: anthropic.Anthropic) -> None:
     reply = claude.messages.create(model="demo", max_tokens=30, messages=HELLO, stop_sequences=["a", "e"])
     assert reply.stop_reason == "stop_sequence" and reply.stop_sequence in ("a", "e")

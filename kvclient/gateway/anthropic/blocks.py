@@ -92,9 +92,12 @@ def _text(block: Fields) -> str:
     kind = block.needed("type")
     if kind == "text":
         return block.text("text")
-    source = block.table("source") if kind == "document" else None
-    if source is not None and source.needed("type") == "text":
-        return source.text("data")
+    if kind == "document" and (source := block.table("source")) is not None:
+        if (form := source.needed("type")) == "text":
+            return source.text("data")
+        raise BadRequest(
+            f"{block.where}: documents of type {form!r} are not supported, models here read text", field=block.where
+        )
     raise BadRequest(
         f"{block.where}: blocks of type {kind!r} are not supported, models here read text", field=block.where
     )

@@ -12,6 +12,8 @@ from kvclient.gateway.openai.conversation import named_choice, with_tools
 from kvclient.gateway.options import sampling, stops, template_kwargs
 
 CHOICES: Final = {"auto": "auto", "none": "none", "any": "required"}
+CONTINUED: Final = {"add_generation_prompt": False, "continue_final_message": True}
+"""Template variables for a conversation that ends with the beginning of the answer: it is gone on with."""
 
 
 def parse(fields: Fields) -> Ask:
@@ -39,15 +41,19 @@ def prompt_of(fields: Fields) -> dict[str, Any]:
     tools = [_tool(tool) for tool in fields.tables("tools")]
     with_tools(body, tools, _choice(fields.table("tool_choice"), [tool["function"]["name"] for tool in tools]))
     effort = _output(fields, body)
-    if kwargs := template_kwargs(fields, effort, _thinking(fields.table("thinking"))):
+    kwargs = template_kwargs(fields, effort, _thinking(fields.table("thinking")))
+    if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
+        kwargs |= CONTINUED
+    if kwargs:
         body["template_kwargs"] = kwargs
     return body
 
 
 def _tool(fields: Fields) -> dict[str, Any]:
-    if fields.text("type", "custom") != "custom":
+    if (kind := fields.text("type", "custom")) != "custom":
         raise BadRequest(
-            f"{fields.where}: tools of type {fields.text('type')!r} run on the API's own servers and are not supported",
+            f"{fields.where}: tools of type {kind!r}, which only the API's own models know, are not supported; "
+            "give a name and an input_schema",
             field=fields.where,
         )
     function: dict[str, Any] = {"name": fields.needed("name")}

@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
 
 
 def refuse(field: str, expected: str, value: Any) -> BadRequest:
-    shown = repr(value) if isinstance(value, bool | int | float | None) else type(value).__name__
+    shown = repr(value)[:40] if isinstance(value, bool | int | float | None) else type(value).__name__
     return BadRequest(f"{field} must be {expected}, got {shown}", field=field)
 
 
@@ -77,10 +77,13 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Check:
     limit = f"{'>' if above else '>='} {low:g}" + (f" and <= {high:g}" if math.isfinite(high) else "")
 
     def check(field: str, value: Any) -> float:
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high \
-                or (above and value == low):
+        try:
+            found = float(value) if type(value) in (int, float) else math.nan
+        except OverflowError:
+            found = math.inf
+        if not math.isfinite(found) or not low <= found <= high or (above and found == low):
             raise refuse(field, f"a number {limit}", value)
-        return float(value)
+        return found
     return check
 
 

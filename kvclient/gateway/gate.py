@@ -70,7 +70,9 @@ class Gate:
 
 
 async def json_body(request: Request, limit: int) -> Fields:
-    """The body, one JSON object. Raises Refused (413, 408) and BadRequest."""
+    """The body, one JSON object. Raises Refused (415, 413, 408) and BadRequest."""
+    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+        raise refused(415, "unsupported_encoding", f"bodies in the encoding {encoding!r} are not read: send plain JSON")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(int(declared), limit)

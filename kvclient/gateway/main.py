@@ -21,6 +21,8 @@ from kvclient.parser import USAGE, Parser
 INTERRUPTED: Final = 130
 DRAIN_S: Final = 10
 """How long a stop waits for replies in progress."""
+KEEP_ALIVE_S: Final = 75
+"""How long a connection may idle: longer than clients keep theirs, or one asks on a connection that is just closed."""
 DESCRIPTION: Final = """\
 OpenAI- and Anthropic-compatible HTTP for the kvd daemon. Defaults come from [gateway] in kvd.toml. GET / is a page with
 plots, GET /metrics is for Prometheus.
@@ -160,7 +162,7 @@ def _serve(host: str, port: int, settings: Settings) -> int:
     print(f"kv-gateway: http://{shown}:{listener.getsockname()[1]}", flush=True)
     config = uvicorn.Config(
         build(AsyncClient(), settings), log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=DRAIN_S, lifespan="on", http="h11",
+        timeout_graceful_shutdown=DRAIN_S, timeout_keep_alive=KEEP_ALIVE_S, lifespan="on", http="h11",
     )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])

@@ -25,6 +25,8 @@ def sampling(fields: Fields) -> dict[str, Any]:
     for name in INTEGERS:
         if (integer := fields.integer(name)) is not None:
             found[name] = integer
+    if -(2**63) <= found.get("seed", 0) < 0:  # OpenAI's is a signed number of 64 bits
+        found["seed"] += 2**64
     for name in TEXTS:
         if text := fields.text(name):
             found[name] = text
@@ -42,12 +44,14 @@ def logit_bias(fields: Fields) -> dict[str, float]:
     table = fields.table("logit_bias")
     if table is None:
         return {}
+    found = {}
     for key in table.raw:
         if not key.isascii() or not key.isdigit():
             raise BadRequest(f"logit_bias: {key!r} is not a token id", field="logit_bias")
-        if table.number(key) is None:
+        if (bias := table.number(key)) is None:
             raise BadRequest(f"logit_bias: token {key} has no number", field="logit_bias")
-    return {key: float(value) for key, value in table.raw.items()}
+        found[key] = bias
+    return found
 
 
 def stops(fields: Fields, name: str) -> list[str]:

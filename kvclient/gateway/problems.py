@@ -7,6 +7,7 @@ from typing import Any
 
 from kvclient.errors import Busy, KvdError, OutOfMemory
 from kvclient.gateway.anthropic.errors import error_body as anthropic_body
+from kvclient.gateway.metrics import KNOWN_PATHS
 from kvclient.gateway.openai.errors import error_body as openai_body
 
 
@@ -21,7 +22,9 @@ def refused(status: int, code: str, message: str, **details: Any) -> Refused:
 
 
 def not_found(path: str) -> Refused:
-    return refused(404, "not_found", f"there is no {path} here", path=path)
+    near = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    hint = f"; check the base URL: {near} is" if near in KNOWN_PATHS else ""
+    return refused(404, "not_found", f"there is no {path} here{hint}", path=path)
 
 
 def status_of(problem: KvdError) -> int:

@@ -212,6 +212,13 @@ def test_options_reach_the_daemon_under_its_names(serve: Serve) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("given", "taken"), [(7, 7), (-1, 2**64 - 1), (-(2**63), 2**63)])
+def test_a_seed_may_be_negative_as_openais_may(serve: Serve, given: int, taken: int) -> None:
+    served = serve()
+    client(served).chat.completions.create(model="demo", messages=HELLO, temperature=1, seed=given)
+    assert served.daemon.asked[0]["seed"] == taken
+
+
 def test_structured_output_is_parsed_by_the_sdk(serve: Serve) -> None:
     from pydantic import BaseModel
 

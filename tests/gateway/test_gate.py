@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import threading
 from collections.abc import Callable
@@ -130,6 +131,22 @@ def test_more_requests_at_once_than_allowed_are_busy_and_room_comes_back(serve: 
     go.set()
     list(stream)
     assert sdk.with_options(max_retries=5).chat.completions.create(**BODY).choices[0].message.content == "a"
+
+
+def test_a_body_in_an_encoding_is_refused_as_such(serve: Serve) -> None:
+    reply = httpx.post(serve().url + CHAT, content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
+    assert reply.status_code == 415 and "gzip" in reply.json()["error"]["message"]
+    plain = httpx.post(serve().url + CHAT, json=BODY, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+@pytest.mark.parametrize(("path", "meant"), [
+    ("/chat/completions", "/v1/chat/completions"), ("/v1/v1/messages", "/v1/messages"), ("/models", "/v1/models"),
+    ("/messages/count_tokens", "/v1/messages/count_tokens"),
+])  # fmt: skip
+def test_a_path_with_one_v1_too_few_or_many_is_told_which_was_meant(serve: Serve, path: str, meant: str) -> None:
+    reply = httpx.post(serve().url + path, json=BODY)
+    assert reply.status_code == 404 and f"the base URL: {meant} is" in reply.json()["error"]["message"]
 
 
 def test_unknown_paths_and_methods_have_the_apis_shape(serve: Serve) -> None:

@@ -31,6 +31,7 @@ def _message(fields: Fields) -> dict[str, Any]:
     if role == "tool":
         message["tool_call_id"] = fields.text("tool_call_id")
     if role == "assistant":
+        fields.without("function_call", "use tool_calls")
         if thought := fields.text("reasoning_content") or fields.text("reasoning"):
             message["reasoning_content"] = thought
         if calls := [_call(item) for item in fields.tables("tool_calls")]:
@@ -73,9 +74,11 @@ def tools_of(fields: Fields) -> list[dict[str, Any]]:
     """`tools` as given, each checked to be a function with a name."""
     found = []
     for tool in fields.tables("tools"):
-        function = tool.table("function")
-        if tool.text("type", "function") != "function" or function is None:
-            raise BadRequest(f"{tool.where}: only tools of type 'function' are supported", field=tool.where)
+        kind, function = tool.text("type", "function"), tool.table("function")
+        if kind != "function" or function is None:
+            raise BadRequest(
+                f"{tool.where}: only tools of type 'function' are supported, got {kind!r}", field=tool.where
+            )
         function.needed("name")
         found.append({"type": "function", "function": dict(function.raw)})
     return found
@@ -94,6 +97,8 @@ def choice_of(fields: Fields, names: Sequence[str]) -> Any:
             raise BadRequest("tool_choice is 'required' but there are no tools", field="tool_choice")
         return value
     choice = fields_of(value, "tool_choice")
+    if (kind := choice.text("type", "function")) != "function":
+        raise BadRequest(f"tool_choice.type must be function, got {kind!r}", field="tool_choice.type")
     function = choice.table("function") or choice
     return named_choice(function.needed("name"), names)
 

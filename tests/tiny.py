@@ -75,7 +75,7 @@ def tiny_model(
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
-        return (random.standard_normal((rows, columns), dtype=np.float32) * (gain / columns**0.5)).astype(dtype)
+        return np.asarray(random.standard_normal((rows, columns), dtype=np.float32) * (gain / columns**0.5), dtype)
 
     def vector(size: int, around: float) -> np.ndarray:
         return (around + 0.1 * random.standard_normal(size, dtype=np.float32)).astype(dtype)

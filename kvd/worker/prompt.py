@@ -201,11 +201,18 @@ def _call(value: Any) -> dict[str, Any]:
         raise BadRequest("a tool call is an object with a function", field="messages")
     function = dict(value["function"])
     if isinstance(function.get("arguments"), str):
-        try:
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-        except json.JSONDecodeError as problem:
-            raise BadRequest(f"a tool call's arguments are not JSON: {problem}", field="messages") from None
+        function["arguments"] = _arguments(function["arguments"] or "{}")
     return {**value, "function": function}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """An object, as templates want it. What is none, such as a call that was cut, is kept as text: refused, it would
+    end the conversation that it is part of."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}
 
 
 def _template_options(body: Mapping[str, Any]) -> Mapping[str, Any]:

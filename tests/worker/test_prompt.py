@@ -51,11 +51,25 @@ def test_text_messages_and_ids_become_the_same_tokens(prompter: Prompter, folder
     ({"prompt": "a", "temperature": -1}, "temperature"),
     (user([{"type": "image_url", "image_url": {}}]), "content"),
     (user("x", template_kwargs={"chat_template": "{{ 1 }}"}), "chat_template"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "JSON"),
 ])  # fmt: skip
 def test_bad_input_is_refused_by_name(prompter: Prompter, body: dict[str, Any], says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         prompter.prepare("generate", body)
+
+
+@pytest.mark.parametrize(("sent", "rendered"), [
+    ('{"a": 1}', {"a": 1}), ("", {}), ('{"a": ', {"arguments": '{"a": '}), ("[1]", {"arguments": "[1]"}),
+    ('"x"', {"arguments": '"x"'}), ('{"a": 1}{"b": 2}', {"arguments": '{"a": 1}{"b": 2}'}),
+])  # fmt: skip
+def test_a_call_whose_arguments_are_no_object_does_not_end_the_conversation(
+    tmp_path: Path, sent: str, rendered: dict[str, Any]
+) -> None:
+    strict = "{% for m in messages %}{% for c in m.tool_calls %}" \
+        "{% for k, v in c.function.arguments.items() %}{{ k }}: {{ v }}\n{% endfor %}{% endfor %}{% endfor %}end"
+    prompter = templated(tiny_model(tmp_path), strict)
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": sent}}]}
+    text = load_tokenizer(tmp_path).decode(prompter.prepare("generate", {"messages": [call]}).tokens)
+    assert text == "".join(f"{key}: {value}\n" for key, value in rendered.items()) + "end"
 
 
 def test_max_tokens_ends_at_the_context(prompter: Prompter) -> None:

@@ -75,7 +75,7 @@ def fill(core: Core) -> None:
     if _trusted(core):
         try:
             core.index.reopen()
-            _reconcile(core, listing)
+            _reconcile(core)
         except IndexFailed as problem:
             core.index_failed(problem)
             _rebuild(core)
@@ -150,7 +150,7 @@ def mark_clean(core: Core) -> None:
     replace_whole(core.files, core.tree.clean, text, core.limits.durable)
 
 
-def _reconcile(core: Core, listing: Listing) -> None:
+def _reconcile(core: Core) -> None:
     """Rows with their file become slots; rows without one are removed; a file of another size is not the one the index
     knows: it goes to quarantine."""
     gone = []

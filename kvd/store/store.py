@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from kvclient.errors import StoreError
@@ -280,7 +280,7 @@ class Store:
         assert threading.get_ident() == self._thread, "the store belongs to the thread that opened it"
 
     @contextlib.contextmanager
-    def _as_store_error(self, what: str) -> Any:
+    def _as_store_error(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as problem:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from kvclient import paths
 from kvclient.errors import BadRequest, Busy
+from kvd.pidlock import PidLock
 
 UMASK = 0o077
 
@@ -113,54 +113,28 @@ def check_owner(folder: Path) -> None:
         )
 
 
-class Lock:
-    """The lock of a home, held by one daemon or one offline command; or of a socket, by the path of the socket.
-    The kernel releases it when its holder dies."""
+class Lock(PidLock):
+    """The lock of a home, held by one daemon or one offline command; or of a socket, by the path of the socket."""
 
     def __init__(self, owned: Home | Path) -> None:
+        super().__init__(owned.lock if isinstance(owned, Home) else owned.with_name(owned.name + ".lock"))
         self._owned = owned.root if isinstance(owned, Home) else owned
-        self._path = owned.lock if isinstance(owned, Home) else owned.with_name(owned.name + ".lock")
-        self._fd: int | None = None
-
-    @property
-    def held(self) -> bool:
-        return self._fd is not None
-
-    @property
-    def lost(self) -> bool:
-        """Whether it is held by a file that nobody finds any more: the folder was deleted, another may be in its
-        place."""
-        if self._fd is None:
-            return False
-        try:
-            return not os.path.samestat(os.fstat(self._fd), os.stat(self._path))
-        except FileNotFoundError:
-            return True
 
     def acquire(self) -> Lock:
-        """Take the lock, without waiting, and write our pid into it. Raises HomeLocked with the holder's pid."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = _pid(os.pread(fd, 32, 0))
-            os.close(fd)
-            raise HomeLocked(
-                f"{self._owned} is in use by process {pid or '(unknown)'}", pid=pid, path=str(self._path)
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        self._fd = fd
+        """Take the lock, without waiting. Raises HomeLocked with the holder's pid."""
+        if (pid := self.take()) is not None:
+            said = f"{self._owned} is in use by process {pid or '(unknown)'}"
+            raise HomeLocked(said, pid=pid, path=str(self.path))
         return self
 
     def release(self) -> None:
+        """A next holder that has not written its pid yet is not taken for us."""
         if self._fd is not None:
             os.ftruncate(self._fd, 0)
-            os.close(self._fd)
-            self._fd = None
+        super().release()
 
     def __enter__(self) -> Lock:
-        return self if self.held else self.acquire()
+        return self if self._fd is not None else self.acquire()
 
     def __exit__(self, *exc: object) -> None:
         self.release()
@@ -175,7 +149,3 @@ def holder(home: Home) -> int | None:
         return int(problem.details["pid"])
     except FileNotFoundError:
         return None
-
-
-def _pid(text: bytes) -> int:
-    return int(text) if text.strip().isdigit() else 0

@@ -204,7 +204,7 @@ class Store:
         """Why the folder is not what was opened (deleted, replaced, unmounted), so that the store must be opened again;
         "" while it is."""
         tree = self.core.tree
-        if not self._lock.there():
+        if self._lock.lost:
             return f"{tree.root} was deleted, replaced or unmounted"
         for path in (tree.tag, *tree.folders):
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -34,8 +34,9 @@ from kvclient.gateway.openai.completions_reply import CompletionsReply
 from kvclient.gateway.openai.responses_reply import ResponsesReply
 from kvclient.gateway.problems import not_found, refused
 from kvclient.gateway.reply import Reply, send_error
-from kvclient.gateway.settings import Settings
+from kvclient.gateway.settings import EVERY_MODEL, Settings
 from kvclient.gateway.shape import Shape
+from kvclient.gateway.volatile import Rule
 
 Parse = Callable[[Fields], Ask]
 MakeShape = Callable[[Ask, str, int], Shape]
@@ -93,9 +94,8 @@ class Gateway:
         return endpoint
 
     async def _prepared(self, ask: Ask, fields: Fields, key: str | None) -> Ask:
-        """The model's name, salt of the API key, rules for volatile text, and what the reply says about them."""
-        model = ask.model or (await self._only_model() if self.settings.volatile else "")
-        rules = self.settings.rules(model)
+        """Salt of the API key, rules for volatile text, and what the reply says about them."""
+        rules = await self._rules(ask.model)
         notes: dict[str, Any] = {}
         bodies = []
         for body in ask.bodies:
@@ -111,12 +111,16 @@ class Gateway:
             bodies.append(changed)
         if ignored := fields.ignored():
             notes["ignored"] = ignored
-        return replace(ask, model=model, bodies=bodies, notes={**ask.notes, **notes})
+        return replace(ask, bodies=bodies, notes={**ask.notes, **notes})
 
-    async def _only_model(self) -> str:
-        """The name of the one model there is; "" where there are several: the daemon knows which is its default."""
-        known = await self.client.models()
-        return str(known[0]["name"]) if len(known) == 1 else ""
+    async def _rules(self, name: str) -> Sequence[Rule]:
+        """Those of the name that was asked for, else of the model that it leads to: its alias, or "" and there is only
+        one. The daemon is asked only where rules name models."""
+        named = self.settings.volatile
+        if name not in named and named.keys() - {EVERY_MODEL}:
+            known = await self.client.models(name or None)
+            name = str(known[0]["name"]) if len(known) == 1 else ""
+        return self.settings.rules(name)
 
     def _counted(self, reply: Reply) -> Callable[[Scope, Receive, Send], Any]:
         """`reply` as an ASGI application that counts as live while it runs. Raises Busy when too many do."""
@@ -146,17 +150,16 @@ class Gateway:
         return JSONResponse({"input_tokens": await self.client.count(ask.model or None, **ask.bodies[0])})
 
     async def _models(self, request: Request) -> Response:
-        found = await self.client.models()
+        found = models.under_each_name(await self.client.models())
         anthropic = "anthropic-version" in request.headers
         return JSONResponse(models.anthropic_list(found) if anthropic else models.openai_list(found))
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        found = [model for model in await self.client.models() if model.get("name") == name]
-        if not found:
-            raise refused(404, "model_not_found", f"there is no model {name!r}", field="model")
+        (model,) = await self.client.models(name)
+        found = {**model, "name": name}
         anthropic = "anthropic-version" in request.headers
-        return JSONResponse(models.anthropic_model(found[0]) if anthropic else models.openai_model(found[0]))
+        return JSONResponse(models.anthropic_model(found) if anthropic else models.openai_model(found))
 
     async def _embeddings(self, request: Request) -> Response:
         raise refused(404, "not_supported", "the daemon serves language models only; it computes no embeddings")
@@ -204,6 +207,6 @@ async def _http_problem(request: Request, problem: HTTPException) -> Any:
         found = refused(405, "method_not_allowed", f"{request.method} is not for {request.url.path}")
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        await send_error(found, scope["path"], request.state.id, send)
+        await send_error(found, scope, send)
 
     return respond

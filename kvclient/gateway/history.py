@@ -50,12 +50,12 @@ class History:
     def finished(self, ask: Ask, done: Completion) -> float:
         """Note a request's end. Returns the prefill seconds that reuse saved: its cached tokens at the model's measured
         rate; 0 until a prefill long enough to measure has been seen."""
-        stats = done.stats
+        stats, model = done.stats, done.model or ask.model
         if stats.computed_tokens >= RATE_ROWS and stats.prefill_s > 0:
-            self._seconds_per_token[ask.model] = stats.prefill_s / stats.computed_tokens
-        saved = stats.cached_tokens * self._seconds_per_token.get(ask.model, 0.0)
+            self._seconds_per_token[model] = stats.prefill_s / stats.computed_tokens
+        saved = stats.cached_tokens * self._seconds_per_token.get(model, 0.0)
         self._saved_s += saved
-        self._recent.append({"t": self._clock(), "model": ask.model, "saved_s": saved, **_counts(stats)})
+        self._recent.append({"t": self._clock(), "model": model, "saved_s": saved, **_counts(stats)})
         return saved
 
     async def data(self, since: float = 0.0) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--volatile", action="append", default=[], metavar="MODEL=RULE,…",
-        help="move or blank text near the top of MODEL's system prompts that keeps changing ('*': any model); off",
+        help="move or blank text near the top of MODEL's system prompts that keeps changing, under its aliases too "
+        "('*': any model); off",
     )
     parser.add_argument(
         "--max-body", type=int, default=DEFAULT_MAX_BODY, metavar="BYTES", help="largest request (32 MiB)"

@@ -50,7 +50,7 @@ class Reply:
         self._wrote = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._run(scope["path"], send))
+        work = asyncio.create_task(self._run(scope, send))
         gone = asyncio.create_task(disconnected(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -61,7 +61,7 @@ class Reply:
             gone.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
 
-    async def _run(self, path: str, send: Send) -> None:
+    async def _run(self, scope: Scope, send: Send) -> None:
         try:
             async with aclosing(events_of(self._client, self._ask, self._id)) as events:
                 if self._ask.stream:
@@ -69,13 +69,13 @@ class Reply:
                 else:
                     await self._whole(events, send)
         except KvdError as problem:
-            await self._fail(problem, path, send)
+            await self._fail(problem, scope, send)
 
     def _meet(self, event: Event) -> None:
-        """The first event says which model answers: all of the reply repeats it."""
+        """The first event says which model answers: all of the reply repeats it, where the client named none."""
         if not self._met:
             said = event.model if event.done is None else event.done.model
-            self._ask = replace(self._ask, model=said or self._ask.model)
+            self._ask = replace(self._ask, model=self._ask.model or said)
             self._shape = self._make_shape(self._ask)
             self._met = True
 
@@ -121,13 +121,13 @@ class Reply:
                 await self._open(send, 200, b"application/json", [(b"content-length", str(len(body)).encode())])
                 await send({"type": "http.response.body", "body": body})
 
-    async def _fail(self, problem: KvdError, path: str, send: Send) -> None:
+    async def _fail(self, problem: KvdError, scope: Scope, send: Send) -> None:
         if self._closed:
             return
         if self._started:
             await send({"type": "http.response.body", "body": self._shape.fail(problem), "more_body": False})
             return
-        await send_error(problem, path, self._id, send)
+        await send_error(problem, scope, send)
 
     async def _open(self, send: Send, status: int, kind: bytes, more: Headers) -> None:
         self._started = True
@@ -143,8 +143,8 @@ async def disconnected(receive: Receive) -> None:
         message = await receive()
 
 
-async def send_error(problem: KvdError, path: str, id: str, send: Send) -> None:
-    await send_body(send, status_of(problem), error_json(problem, path, id), error_headers(problem))
+async def send_error(problem: KvdError, scope: Scope, send: Send) -> None:
+    await send_body(send, status_of(problem), error_json(problem, scope), error_headers(problem))
 
 
 async def send_body(send: Send, status: int, body: bytes, more: Headers | None = None) -> None:

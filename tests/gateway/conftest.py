@@ -47,8 +47,8 @@ class Served:
 
 @pytest.fixture(scope="session")
 def real_daemon() -> Iterator[Daemon]:
-    """The real daemon with the demo model: one for all tests of this folder."""
-    with short_home(demo_models()) as home, Daemon(home) as daemon:
+    """The real daemon with the demo model, which has aliases: one for all tests of this folder."""
+    with short_home(demo_models()) as home, Daemon(home, "--models-aliases", "claude-*=demo; gpt-4o=demo") as daemon:
         yield daemon
 
 

@@ -59,9 +59,13 @@ def speak(*words: str, reason: str = "stop") -> Iterator[Step]:
     yield done("".join(words), reason)
 
 
+def unknown(model: str) -> UnknownModel:
+    return UnknownModel(f"there is no model {model!r}", model=model, known=["demo"])
+
+
 def default_script(body: dict[str, Any], model: str) -> Iterable[Step]:
     if model not in ("demo", ""):
-        return [UnknownModel(f"there is no model {model!r}", model=model, known=["demo"])]
+        return [unknown(model)]
     return speak("Hel", "lo", " there")
 
 
@@ -125,6 +129,11 @@ class FakeDaemon:
             self.cancelled.append(body["id"])
             self._live.pop(body["id"], None)
             self.cancel_seen.set()
+        if message.kind == "models" and (name := body.get("model")):
+            found = [model for model in self.models if name in (model["name"], *model.get("aliases", ()))]
+            answer = ("result", {"models": found}) if found else ("error", unknown(name).to_wire())
+            self._send(socket, identity, wire.message(answer[0], message.id, answer[1]))
+            return
         answers: dict[str, dict[str, Any]] = {
             "status": self.status, "models": {"models": self.models}, "count": {"tokens": 17},
             "cancel": {"cancelled": True},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -19,6 +19,15 @@ def _pulled(model: Mapping[str, Any]) -> datetime.datetime:
             return datetime.datetime.fromtimestamp(0, datetime.UTC)
         return found if found.tzinfo else found.replace(tzinfo=datetime.UTC)
     return datetime.datetime.fromtimestamp(0, datetime.UTC)
+
+
+def under_each_name(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The models, and after each the same once more for every alias of it that is a name, not a pattern."""
+    return [
+        {**model, "name": name}
+        for model in found
+        for name in (model["name"], *(alias for alias in model.get("aliases", ()) if "*" not in alias))
+    ]
 
 
 def openai_model(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,12 @@ def assign(items: Sequence[Item]) -> list[mx.array]:
     """As operations of MLX: whatever reads the arrays from now on sees them. Returns what is to be evaluated: nothing
     besides the arrays."""
     for array, first, rows in items:
-        array[..., first : first + rows.shape[2], :] = rows
+        count = rows.shape[2]
+        if count < array.shape[2]:
+            array[..., first : first + count, :] = rows
+        else:  # as many as there are: MLX would take `rows` for the array from now on, with their buffer and strides
+            array[..., :1, :] = rows[..., :1, :]
+            array[..., 1:, :] = rows[..., 1:, :]
     return []
 
 

@@ -127,7 +127,7 @@ class KVPool:
         for i, part in enumerate(self.parts):
             if self.arrays[i].shape[2] != height:
                 other = _zeros(part, height)
-                other[..., :kept, :] = self.arrays[i][..., :kept, :]
+                assign([(other, 0, self.arrays[i][..., :kept, :])])
                 mx.eval(other)
                 self.arrays[i] = other
 

@@ -22,6 +22,7 @@ from tests.cache.support import (
     prefill,
     prompt,
     same,
+    saved,
     step,
     step_batch,
     stock_logits,
@@ -48,6 +49,21 @@ def test_prefill_decode_batches_and_moves_keep_every_buffer(kv):
     _, sequence, _ = ask(net, cache, prompts[0][: BLOCK + 3] + [9] * BLOCK)
     assert cache.stats.blocks_moved > 0
     assert where(cache) == before
+
+
+@pytest.mark.parametrize("kv", ["native", "k8v4"])
+def test_a_chunk_as_large_as_the_pool_is_written_where_the_pool_lies(kv):
+    """MLX would put the model's transposed rows in the place of the pool's array, which readers of its bytes know."""
+    net, tokens, stored = model(), prompt(4 * BLOCK), []
+    for blocks in (4, 8):
+        cache = new_cache(net, blocks=blocks, kv=kv)
+        before = where(cache)
+        sequence = cache.open([], None)
+        sequence.reserve(len(tokens))
+        forward(net, cache, [(sequence, tokens)], logits=False)
+        stored.append([saved(cache, one.entry) for one in sequence.advance(tokens)])
+        assert where(cache) == before
+    assert stored[0] == stored[1]
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -144,6 +160,8 @@ def test_a_device_without_memory_leaves_the_pool_as_it_was(monkeypatch):
     cache = new_cache(net, blocks=64, initial=8)
     tokens = prompt(3 * BLOCK + 2)
     finish(ask(net, cache, tokens)[1])
+    known = cache.match(tokens[:BLOCK]).blocks[0]
+    before = saved(cache, known)
     original, left = pool_module._zeros, iter(range(2))
 
     def scarce(part, rows):
@@ -152,6 +170,9 @@ def test_a_device_without_memory_leaves_the_pool_as_it_was(monkeypatch):
         return original(part, rows)
 
     monkeypatch.setattr(pool_module, "_zeros", scarce)
+    assert not cache.pool.grow(16)
+    assert saved(cache, known) == before
+    left = iter(range(2))
     long = prompt(6 * BLOCK, seed=1)
     assert same(ask(net, cache, long)[0], stock_logits(net, long))
     assert cache.stats.blocks_total == 8

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvclient import __version__, paths
+from kvclient.descriptors import raise_limit
 from kvclient.errors import BadRequest, KvdError
 from kvclient.gateway.auth import Guard, is_loopback
 from kvclient.gateway.settings import DEFAULT_MAX_BODY, DEFAULT_MAX_REQUESTS, EVERY_MODEL, Settings
@@ -158,6 +159,7 @@ def _serve(host: str, port: int, settings: Settings) -> int:
     except ModuleNotFoundError as missing:
         raise BadRequest(f"the gateway needs {missing.name}: install kvd with its extra `http`") from None
 
+    raise_limit()
     listener = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     print(f"kv-gateway: http://{shown}:{listener.getsockname()[1]}", flush=True)

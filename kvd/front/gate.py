@@ -6,41 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
+from kvclient import descriptors as open_files
 from kvclient.errors import BadRequest
 from kvd.front.lane import Lane
 
 AWAY = ".full"
 AGAIN_S = 0.25
-WANTED = 10240
-"""descriptors; more than macOS gives is refused there"""
 NEEDED = 256
 """descriptors: a daemon with a model has 31 without clients, and takes these while less than a fifth of all are open"""
 
 
 def raise_limit() -> int:
-    """Set the soft limit of descriptors to what the hard one allows, at most WANTED; returns it. Raises BadRequest for
+    """Set the soft limit of descriptors to what the hard one allows, at most 10,240; returns it. Raises BadRequest for
     less than NEEDED: the daemon would refuse everybody, for ever."""
-    most = _raised()
+    most = open_files.raise_limit()
     if most < NEEDED:
         raise BadRequest(
             f"{most} open files are too few, kvd needs {NEEDED}: raise the hard limit where it was set"
             f" (`ulimit -n {NEEDED}`, LimitNOFILE={NEEDED} in a unit)", limit=most, needed=NEEDED,
         )  # fmt: skip
-    return most
-
-
-def _raised() -> int:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
-    if soft == resource.RLIM_INFINITY or soft >= most:
-        return most if soft == resource.RLIM_INFINITY else soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
 
 

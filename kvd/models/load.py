@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvclient.descriptors import WANTED
 from kvclient.errors import OutOfMemory, UnsupportedModel
 from kvd.models.backend import Backend, actual
 from kvd.models.facts import context_length, text_config
@@ -132,11 +133,12 @@ def import_mlx_lm() -> None:
 
 
 def raise_file_limit() -> None:
-    """The soft limit on open files becomes the hard one (at most 1 Mi: macOS has "unlimited"), where that works."""
+    """The soft limit on open files becomes the hard one (at most 1 Mi), where that works. macOS says "unlimited" and
+    may refuse more than WANTED."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1 << 20 if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, 1 << 20)
     if 0 <= soft < wanted:
-        with suppress(OSError, ValueError):  # macOS allows less than it says
+        with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 

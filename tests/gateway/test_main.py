@@ -106,7 +106,7 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
     code = "import sys; from kvclient.gateway.main import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "KVD_SOCKET": str(tmp_path / "none.sock"), "KVD_HOME": str(tmp_path)},
+        env={**os.environ, "KVD_SOCKET": "/tmp/kvd-none.sock", "KVD_HOME": str(tmp_path)},
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -118,3 +118,16 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_it_takes_more_descriptors_than_a_shell_of_macos_gives(tmp_path: Path) -> None:
+    """256 there: each request has half a dozen, and 256 requests at once are allowed."""
+    code = (
+        "import resource, sys\nfrom kvclient.gateway import main\n"
+        "main._listen = lambda *where: sys.exit(str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))\n"
+        "main.main(['--port', '0'])"
+    )
+    limited = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh", sys.executable, "-c", code]
+    env = {**os.environ, "KVD_HOME": str(tmp_path), "KVD_SOCKET": "/tmp/kvd-none.sock"}
+    done = subprocess.run(limited, capture_output=True, text=True, env=env)
+    assert int(done.stderr) > 1000

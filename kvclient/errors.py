@@ -48,7 +48,7 @@ class BadRequest(KvdError):
 
 
 class UnknownModel(BadRequest):
-    """details: model, known (names)."""
+    """details: model, known (names), alias_of (the model that an alias names)."""
 
     code, http_status = "unknown_model", 404
 

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvclient import wire
-from kvclient.errors import KvdError
+from kvclient.errors import Internal, KvdError
 from kvclient.gateway import page
 from kvclient.gateway.fields import Fields, parse_json
 from kvclient.gateway.metrics import Counters
@@ -57,7 +57,12 @@ class Gate:
         except KvdError as problem:
             if opened:
                 raise
-            await send_error(problem, path, id, marked)
+            await send_error(problem, scope, marked)
+        except Exception as fault:
+            if not opened:
+                problem = Internal(f"a fault of the gateway, see its log: {type(fault).__name__}")
+                await send_error(problem, scope, marked)
+            raise  # the server logs it
 
     def _admit(self, scope: Scope, path: str) -> str | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from starlette.types import Scope
+
 from kvclient.errors import Busy, KvdError, OutOfMemory
 from kvclient.gateway.anthropic.errors import error_body as anthropic_body
 from kvclient.gateway.metrics import KNOWN_PATHS
@@ -31,15 +33,16 @@ def status_of(problem: KvdError) -> int:
     return int(problem.details["status"]) if isinstance(problem, Refused) else problem.http_status
 
 
-def speaks_anthropic(path: str) -> bool:
-    return path.startswith("/v1/messages")
+def speaks_anthropic(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.startswith("/v1/messages") or any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
-def error_json(problem: KvdError, path: str, request_id: str) -> bytes:
-    """The body of an error reply in the shape of the API that `path` belongs to."""
+def error_json(problem: KvdError, scope: Scope) -> bytes:
+    """The body of an error reply in the shape of the API that the request belongs to."""
     status = status_of(problem)
-    if speaks_anthropic(path):
-        return json.dumps(anthropic_body(problem, status, request_id), ensure_ascii=False).encode()
+    if speaks_anthropic(scope):
+        return json.dumps(anthropic_body(problem, status, scope["state"]["id"]), ensure_ascii=False).encode()
     return json.dumps(openai_body(problem, status), ensure_ascii=False).encode()
 
 

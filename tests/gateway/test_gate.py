@@ -15,6 +15,7 @@ import pytest
 from kvclient.aio import AsyncClient
 from kvclient.errors import Busy
 from kvclient.gateway.auth import Guard, is_loopback, salt_of
+from kvclient.gateway.fields import Fields
 from kvclient.gateway.settings import Settings
 from kvclient.gateway.volatile import rules_named
 from tests.gateway.conftest import Served, serving
@@ -147,6 +148,19 @@ def test_a_body_in_an_encoding_is_refused_as_such(serve: Serve) -> None:
 def test_a_path_with_one_v1_too_few_or_many_is_told_which_was_meant(serve: Serve, path: str, meant: str) -> None:
     reply = httpx.post(serve().url + path, json=BODY)
     assert reply.status_code == 404 and f"the base URL: {meant} is" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_a_fault_of_the_gateway_has_the_apis_shape_and_a_request_id(
+    monkeypatch: pytest.MonkeyPatch, serve: Serve, path: str
+) -> None:
+    def broken(*given: object) -> object:
+        raise ZeroDivisionError("of this text")
+
+    monkeypatch.setattr(Fields, "flag", broken)
+    reply = httpx.post(serve().url + path, json={**BODY, "max_tokens": 1})
+    assert reply.status_code == 500 and reply.headers["x-request-id"]
+    assert "ZeroDivisionError" in reply.json()["error"]["message"] and "of this text" not in reply.text
 
 
 def test_unknown_paths_and_methods_have_the_apis_shape(serve: Serve) -> None:

@@ -248,5 +248,7 @@ def test_models_are_listed_in_the_shape_of_the_api_that_asks(serve: Serve) -> No
     sdk = client(serve())
     assert [model.id for model in sdk.models.list()] == ["demo", "other"]
     assert sdk.models.retrieve("demo").display_name == "demo"
-    with pytest.raises(anthropic.NotFoundError):
-        sdk.models.retrieve("nope")
+    for path in ("/v1/models/nope", "/v1/files"):
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            sdk.get(path, cast_to=object)
+        assert caught.value.type == "not_found_error" and caught.value.body["type"] == "error"  # type: ignore[index]

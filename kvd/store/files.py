@@ -9,7 +9,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import signal
 import stat as modes
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,13 +18,12 @@ from typing import Final, NamedTuple, Protocol
 IOV_MAX: Final = min(1024, os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16)
 CALL_MAX: Final = 1 << 30
 """bytes per vectored call: Linux stops at 2 GiB - 4096 with a short count, macOS fails with EINVAL"""
-KILL_POINTS: Final = (
+POINTS: Final = (
     "after_temp", "after_fsync", "after_rename", "after_dirsync", "before_commit", "after_commit", "mid_evict",
 )
-"""Moments of a shard's life at which tests kill the process: `KVD_KILL_POINT=name` or `name:N` for the Nth passage."""
+"""Moments of a shard's life at which fault campaigns kill the process."""
 _NO_FULL_FSYNC: Final = frozenset({errno.ENOTSUP, errno.EINVAL, errno.ENOTTY})
 """Volumes (network, FAT) that do not know F_FULLFSYNC; fsync is all they have."""
-KILL_VARIABLE: Final = "KVD_KILL_POINT"
 TEMP_SUFFIX: Final = ".tmp"
 
 
@@ -87,16 +85,11 @@ class Files(Protocol):
     def touch(self, path: str, mtime: float) -> None: ...
     def space(self, path: str) -> Space: ...
     def point(self, name: str) -> None:
-        """A named moment, see KILL_POINTS."""
+        """One of POINTS has come."""
 
 
 class RealFiles:
     """`Files` on the operating system."""
-
-    def __init__(self) -> None:
-        name, _, count = os.environ.get(KILL_VARIABLE, "").partition(":")
-        self._kill_at = name
-        self._kill_in = int(count or 1)
 
     def open(self, path: str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe is not waited for
@@ -172,10 +165,7 @@ class RealFiles:
         return Space(volume.f_bavail * volume.f_frsize, volume.f_blocks * volume.f_frsize)
 
     def point(self, name: str) -> None:
-        if name == self._kill_at:
-            self._kill_in -= 1
-            if self._kill_in <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+        pass
 
 
 @contextlib.contextmanager

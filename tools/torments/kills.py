@@ -11,7 +11,7 @@ import tempfile
 import time
 
 from kvd.store.base import Limits, Reservation
-from kvd.store.files import KILL_POINTS, KILL_VARIABLE, RealFiles
+from kvd.store.files import POINTS, RealFiles
 from kvd.store.shard import file_bytes, store_shard
 from kvd.store.store import Store
 from torments.actor import Actor
@@ -26,11 +26,25 @@ PASSAGES = (1, 2, 7, 30)
 OVER, KEPT, FREE, SAMPLED = b"O", b"K", b"F", b"S"
 
 
-class Watched(RealFiles):
+class Deadly(RealFiles):
+    """Kills its process at a named point, at the Nth passage through it; "" for never."""
+
+    def __init__(self, point: str, passage: int = 1) -> None:
+        self._point = point
+        self._passages = passage
+
+    def point(self, name: str) -> None:
+        if name == self._point:
+            self._passages -= 1
+            if not self._passages:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Watched(Deadly):
     """Measures the folder at every named point, from inside: no file moves meanwhile."""
 
-    def __init__(self, folder: str, pipe: int) -> None:
-        super().__init__()
+    def __init__(self, folder: str, pipe: int, point: str, passage: int) -> None:
+        super().__init__(point, passage)
         self._folder = folder
         self._pipe = pipe
 
@@ -39,10 +53,9 @@ class Watched(RealFiles):
         super().point(name)
 
 
-def victim(folder: str, pipe: int, seed: int) -> None:
+def victim(folder: str, pipe: int, seed: int, files: RealFiles) -> None:
     """Store prompts for ever, pin every fourth; say which are acknowledged and held (`K seed`), and, before it lets
     go of one, which are not any more (`F seed`)."""
-    files = Watched(folder, pipe)
     store = Store.open(folder, Limits(LIMIT), files)
     while store.tend():
         pass
@@ -88,14 +101,14 @@ def run(quick: bool = False, kills: int = 300) -> Outcome:
         for seed in range(1, (6 if quick else kills) + 1):
             with outcome.run(f"kill {seed}"):
                 outcome.counts["killed at a random moment"] += 1
-                _once(outcome, folder, kept, seed, "", 0.004 + rng.random() ** 2 * 0.25)
-        for point in KILL_POINTS:
+                _once(outcome, folder, kept, seed, "", 0, 0.004 + rng.random() ** 2 * 0.25)
+        for point in POINTS:
             for passage in PASSAGES[: 1 if quick else None]:
                 seed += 1
                 with outcome.run(f"{point} #{passage}"):
                     outcome.counts[f"killed {point}"] += 1
-                    _once(outcome, folder, kept, seed, f"{point}:{passage}", 10.0)
-        for point in KILL_POINTS[:3]:
+                    _once(outcome, folder, kept, seed, point, passage, 10.0)
+        for point in POINTS[:3]:
             with outcome.run(f"worker {point}"):
                 outcome.counts[f"worker killed {point}"] += 1
                 _worker(outcome, os.path.join(base, f"worker-{point}"), point)
@@ -114,8 +127,7 @@ def _worker(outcome: Outcome, folder: str, point: str) -> None:
         assert isinstance(place, Reservation)
         child = os.fork()
         if child == 0:
-            os.environ[KILL_VARIABLE] = point
-            store_shard(RealFiles(), place.temp, place.final, block, payload(block))
+            store_shard(Deadly(point), place.temp, place.final, block, payload(block))
             os._exit(1)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
@@ -127,14 +139,16 @@ def _worker(outcome: Outcome, folder: str, point: str) -> None:
     aftermath(outcome, folder, Limits(LIMIT), [prompt(1), prompt(2)], f"worker {point}")
 
 
-def _once(outcome: Outcome, folder: str, kept: set[int], seed: int, point: str, seconds: float) -> None:
+def _once(
+    outcome: Outcome, folder: str, kept: set[int], seed: int, point: str, passage: int, seconds: float
+) -> None:
     """One victim, from its start to the check behind its death. It lives for `seconds` from its first word on, or to
     its kill point."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _be_victim(folder, writing, seed, point)
+        _be_victim(folder, writing, seed, Watched(folder, writing, point, passage))
     os.close(writing)
     died = _listen(outcome, reading, kept, child, seconds)
     os.close(reading)
@@ -142,16 +156,15 @@ def _once(outcome: Outcome, folder: str, kept: set[int], seed: int, point: str, 
     if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
         outcome.fail(f"victim {seed} ended by itself with status {status}")
     if point and not died:
-        outcome.fail(f"victim {seed} was never killed at {point}")
+        outcome.fail(f"victim {seed} was never killed {point} #{passage}")
     outcome.sample(folder, LIMIT)
     aftermath(outcome, folder, Limits(LIMIT), [prompt(name) for name in sorted(kept)], f"victim {seed} {point}")
     _trim(folder, kept)
 
 
-def _be_victim(folder: str, pipe: int, seed: int, point: str) -> None:
-    os.environ[KILL_VARIABLE] = point
+def _be_victim(folder: str, pipe: int, seed: int, files: RealFiles) -> None:
     try:
-        victim(folder, pipe, seed)
+        victim(folder, pipe, seed, files)
     except BaseException as problem:  # noqa: BLE001  a forked child must not return into its parent's code
         print(f"victim {seed}: {problem!r}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypedDict, TypeVar
 
 from kvclient.core import Request, request
 from kvclient.errors import ProtocolError
@@ -111,9 +111,3 @@ def ping() -> Call[dict[str, Any]]:
 
 def shutdown(drain_s: float | None) -> Call[dict[str, Any]]:
     return Call(request("shutdown", {"drain_s": drain_s}), _whole)
-
-
-__all__ = [
-    "Call", "ExplainOptions", "InputOptions", "Options", "Unpack", "WarmOptions", "cache", "cancel", "count", "explain",
-    "generate", "load", "models", "ping", "reload", "shutdown", "status", "unload", "warm",
-]  # fmt: skip

@@ -60,8 +60,8 @@ class Gate:
             await send_error(problem, scope, marked)
         except Exception as fault:
             if not opened:
-                problem = Internal(f"a fault of the gateway, see its log: {type(fault).__name__}")
-                await send_error(problem, scope, marked)
+                told = Internal(f"a fault of the gateway, see its log: {type(fault).__name__}")
+                await send_error(told, scope, marked)
             raise  # the server logs it
 
     def _admit(self, scope: Scope, path: str) -> str | None:

@@ -7,6 +7,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from tests.front.support import daemon, until
 
@@ -19,6 +20,7 @@ def test_the_front_never_imports_mlx_or_numpy() -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.skipif(not hasattr(psutil.Process, "memory_maps"), reason="psutil tells no maps on macOS")
 def test_nor_does_it_while_it_serves() -> None:
     with daemon() as made, made.client() as client:
         client.call("generate", {"prompt": "say 1"}, "demo")

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kvclient.wire import Message
@@ -132,10 +133,10 @@ def test_a_load_that_fails_gives_its_own_error_and_no_crash() -> None:
 
 def test_a_worker_has_its_own_tmpdir_which_goes_with_it(shared: Daemon, client: Client) -> None:
     pid = shared.model()["pid"]
-    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    tmp = next(Path(os.fsdecode(line[7:])) for line in environment if line.startswith(b"TMPDIR="))
+    environment = psutil.Process(pid).environ()
+    tmp = Path(environment["TMPDIR"])
     assert tmp.parent == shared.home / "tmp" and tmp.exists()
-    assert b"MLX_CUDA_USE_CUDNN_SDPA" not in environment
+    assert "MLX_CUDA_USE_CUDNN_SDPA" not in environment
     client.call("unload", {"model": "demo"})
     assert not tmp.exists()
     assert not list((shared.home / "run").glob("kvd.sock.w*"))

@@ -20,6 +20,8 @@ from kvd.store.scan import Listing, remove, scan
 from kvd.store.tree import OURS, TAG
 
 _SMALL_LIMIT = 16 * 1024 * 1024
+FINDER = {".DS_Store", ".localized"}
+"""what macOS puts into a folder that somebody made or looked at in the Finder: nobody's files"""
 
 
 def make_root(core: Core) -> None:
@@ -29,7 +31,7 @@ def make_root(core: Core) -> None:
     if not os.path.isdir(root):
         os.makedirs(root, mode=0o700)
         core.files.fsync_dir(os.path.dirname(root))
-    names = {item.name for item in core.files.list(root)}
+    names = {item.name for item in core.files.list(root)} - FINDER
     if tag not in names and (foreign := sorted(names - OURS)):
         raise StoreError(
             f"{root} holds {foreign[0]!r} and is no store of kvd: give store.path a folder of its own", path=root

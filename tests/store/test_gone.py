@@ -71,6 +71,12 @@ def test_a_report_to_the_last_owner_is_none_to_the_next(world: World) -> None:
     assert again.store.commit([written])[0].ok
 
 
+def test_a_folder_made_in_the_finder_is_as_good_as_an_empty_one(world: World) -> None:
+    os.mkdir(world.folder)
+    Path(world.folder, ".DS_Store").write_bytes(bytes(6148))
+    assert world.open().put([1, 2]) == 2
+
+
 def test_a_folder_with_files_of_others_is_not_taken(world: World) -> None:
     os.makedirs(world.folder)
     Path(world.folder, "photo.jpg").write_bytes(b"x")

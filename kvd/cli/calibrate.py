@@ -98,11 +98,10 @@ def _check_outputs(args: argparse.Namespace) -> None:
 
 def _order(args: argparse.Namespace, home: Home) -> Order:
     """Raises BadRequest for what cannot be measured, before anything is loaded."""
-    from kvd import config
+    from kvd import config, machine
     from kvd.cache.precision import PRESETS, table_of
     from kvd.calibrate.process import Order
     from kvd.calibrate.result import Gate
-    from kvd.front.memory import budget, machine
     from kvd.models.fingerprint import MEMO, identify
     from kvd.models.record import find
 
@@ -119,7 +118,7 @@ def _order(args: argparse.Namespace, home: Home) -> Order:
     return Order(
         name=record.name, folder=folder, identity=identify(folder, home.models / MEMO).whole, presets=presets,
         gate=Gate(settings.models.kv_max_kld, settings.models.kv_min_same_top), block_size=settings.cache.block_size,
-        memory=budget(settings.memory.limit, machine()), tokens=args.tokens, budget=args.budget,
+        memory=machine.budget(settings.memory.limit, machine.memory()), tokens=args.tokens, budget=args.budget,
         text=args.text.absolute() if args.text else None, kept=None if args.fresh else home.models / record.name,
     )  # fmt: skip
 

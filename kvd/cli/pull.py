@@ -26,15 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvd import config
+    from kvd import config, machine
     from kvd.cli.output import print_json
-    from kvd.front.memory import budget, machine
     from kvd.home import Home
     from kvd.models.pull import pull
 
     home = Home.default()
     home.create()
-    available = budget(config.load(home.root).memory.limit, machine())
+    available = machine.budget(config.load(home.root).memory.limit, machine.memory())
     say = _to_stderr if args.json else print
     pulled = pull(
         args.source, home.root, name=args.name, force=args.force, copy=args.copy, say=say, available=available

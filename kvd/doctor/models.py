@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvclient.errors import KvdError
+from kvd import machine
 from kvd.config import Config
 from kvd.doctor.finding import Finding, fail, ok, warn
-from kvd.front import memory
 from kvd.front.registry import needs
 from kvd.home import Home
 from kvd.models import record
@@ -19,7 +19,7 @@ def models(config: Config, backend: Backend | None = None) -> list[Finding]:
     names = record.names(home.root)
     if not names:
         return [ok("models", "none yet; `kvd pull demo` brings a small one")]
-    budget = memory.budget(config.memory.limit, memory.machine())
+    budget = machine.budget(config.memory.limit, machine.memory())
     fitting = [_fits(home, name, config.cache.block_size, backend or expected(), budget) for name in names]
     return fitting + [_lost(alias, model) for alias, model in config.models.aliases if model not in names]
 

@@ -10,10 +10,10 @@ from importlib import metadata
 
 from kvclient import __version__, paths
 from kvclient.errors import KvdError, Unreachable
+from kvd import machine
 from kvd.cli.daemon import running
 from kvd.config import Config
 from kvd.doctor.finding import Finding, fail, ok, warn
-from kvd.front import memory as ledger
 from kvd.front.gate import NEEDED
 from kvd.home import Home
 from kvd.service.manager import Manager
@@ -76,10 +76,10 @@ def permissions(home: Home) -> Finding:
 
 
 def memory(config: Config) -> Finding:
-    total = ledger.machine()
-    limit = ledger.budget(config.memory.limit, total)
+    total = machine.memory()
+    limit = machine.budget(config.memory.limit, total)
     shown = f"{format_size(limit)} of {format_size(total)} for models and their KV"
-    most = ledger.usable(total)
+    most = machine.usable(total)
     if limit > total:
         return warn("memory", shown, "set memory.limit below what the machine has, or leave it auto")
     if limit > most:

@@ -14,8 +14,9 @@ import zmq
 
 from kvclient.errors import BadRequest, Cancelled, KvdError
 from kvclient.wire import BEAT_S
+from kvd import machine
 from kvd.config import Config
-from kvd.front import logs, memory
+from kvd.front import logs
 from kvd.front.dispatch import Dispatch
 from kvd.front.fleet import Fleet
 from kvd.front.gate import raise_limit
@@ -82,7 +83,7 @@ class _Front:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         metrics = Metrics()
         sessions = Sessions(metrics)
-        ledger = Ledger(memory.budget(self._config.memory.limit, memory.machine()))
+        ledger = Ledger(machine.budget(self._config.memory.limit, machine.memory()))
         store = StoreThread(self._open_store)
         means = Means(context, self._home, self._parts.preload or _preload, self._parts.command)
         fleet = Fleet(means, self._config, ledger, sessions, store, metrics)

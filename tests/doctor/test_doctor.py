@@ -120,8 +120,8 @@ def test_a_limit_above_what_the_machine_has_warns(home: Home) -> None:
 
 
 def test_a_limit_above_what_a_macs_gpu_may_keep_warns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system.ledger, "machine", lambda: 16 << 30)
-    monkeypatch.setattr(system.ledger, "usable", lambda total: total * 2 // 3)
+    monkeypatch.setattr(system.machine, "memory", lambda: 16 << 30)
+    monkeypatch.setattr(system.machine, "usable", lambda total: total * 2 // 3)
     found = system.memory(load(flags={"memory.limit": "12GiB"}))
     assert found.level is Level.WARN and "GPU may keep 10.7 GiB" in found.detail and "wired_limit_mb" in found.fix
     assert system.memory(load(flags={"memory.limit": "10GiB"})).level is Level.OK

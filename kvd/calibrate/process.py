@@ -16,7 +16,7 @@ from typing import Any
 
 from kvclient.errors import WorkerLost, from_wire
 from kvd.calibrate.result import Calibration, Gate, loads
-from kvd.front.spawn import environment, keep_kernels
+from kvd.childenv import environment, keep_kernels
 from kvd.home import Home
 from kvd.models import blas
 

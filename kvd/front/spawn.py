@@ -18,10 +18,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvd.childenv import environment, keep_kernels
 from kvd.home import Home
 
 FRONT = f"{os.getpid()}.{time.time_ns()}"
@@ -67,23 +68,6 @@ class Spawned:
     log: Path
     tmp: Path
     record: Path
-
-
-def environment(base: Mapping[str, str], home: Home, tmp: Path, preload: Path | None) -> dict[str, str]:
-    """The worker's environment: a private TMPDIR and a BLAS that leaves one core to the front."""
-    made = {**base, "KVD_HOME": str(home.root), "TMPDIR": str(tmp)}
-    made.setdefault("OPENBLAS_NUM_THREADS", str(max(1, (os.cpu_count() or 1) - 1)))
-    if preload is not None:
-        made["LD_PRELOAD"] = ":".join(filter(None, (str(preload), base.get("LD_PRELOAD"))))
-    return made
-
-
-def keep_kernels(tmp: Path, kernels: Path) -> None:
-    """MLX compiles kernels into `$TMPDIR/mlx`: what one worker compiled, the next finds (minutes on a GPU)."""
-    kernels.mkdir(mode=0o700, exist_ok=True)
-    link = tmp / "mlx"
-    if not link.is_symlink():
-        link.symlink_to(kernels)
 
 
 def spawn(order: Order, home: Home) -> Spawned:

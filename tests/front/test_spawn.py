@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from kvd.front.spawn import WORKER, Order, environment
+from kvd.front.spawn import WORKER, Order
 from kvd.home import Home
 from kvd.worker.main import options
 
@@ -28,15 +27,3 @@ def test_the_worker_understands_its_command_line() -> None:
         assert (read.connect, read.home, read.model, read.name) == (Path("/s"), Path("/h"), Path("/m"), "demo")
         assert (read.leash, read.chunk, read.kv, read.block_size) == (9, chunk, "k8v4", 256)
         assert (read.pool_limit, read.pool_initial, read.weights_limit) == (10, 5, 7)
-
-
-def test_one_core_is_left_to_the_front_unless_the_user_says_otherwise() -> None:
-    made = environment({}, HOME, Path("/t"), None)
-    assert made["OPENBLAS_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) - 1))
-    assert environment({"OPENBLAS_NUM_THREADS": "7"}, HOME, Path("/t"), None)["OPENBLAS_NUM_THREADS"] == "7"
-
-
-def test_the_library_to_preload_comes_before_what_is_preloaded_anyway() -> None:
-    assert "LD_PRELOAD" not in environment({}, HOME, Path("/t"), None)
-    assert environment({}, HOME, Path("/t"), Path("/b.so"))["LD_PRELOAD"] == "/b.so"
-    assert environment({"LD_PRELOAD": "/x.so"}, HOME, Path("/t"), Path("/b.so"))["LD_PRELOAD"] == "/b.so:/x.so"

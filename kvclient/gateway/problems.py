@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from starlette.types import Scope
 
@@ -11,6 +11,9 @@ from kvclient.errors import Busy, KvdError, OutOfMemory
 from kvclient.gateway.anthropic.errors import error_body as anthropic_body
 from kvclient.gateway.metrics import KNOWN_PATHS
 from kvclient.gateway.openai.errors import error_body as openai_body
+
+CRASH_LOOP: Final = "crash_loop"
+"""the reason of a WorkerLost whose model stays down until somebody loads it"""
 
 
 class Refused(KvdError):
@@ -49,6 +52,8 @@ def error_json(problem: KvdError, scope: Scope) -> bytes:
 def error_headers(problem: KvdError) -> list[tuple[bytes, bytes]]:
     if isinstance(problem, Busy | OutOfMemory) and problem.exit_code == Busy.exit_code:
         return [(b"retry-after", b"1")]
+    if problem.details.get("reason") == CRASH_LOOP:  # the SDKs would repeat it, as every 5xx
+        return [(b"x-should-retry", b"false")]
     if status_of(problem) == 401:
         return [(b"www-authenticate", b"Bearer")]
     return []

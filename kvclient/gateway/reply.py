@@ -14,7 +14,7 @@ from typing import Final
 from starlette.types import Message, Receive, Scope, Send
 
 from kvclient.aio import AsyncClient
-from kvclient.errors import KvdError
+from kvclient.errors import KvdError, Unreachable
 from kvclient.events import Completion, Event
 from kvclient.gateway.ask import Ask
 from kvclient.gateway.problems import error_headers, error_json, status_of
@@ -56,6 +56,10 @@ class Reply:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if work.done() or self._running == 0:
                 await work
+        except asyncio.CancelledError:  # by the server, which is about to exit: nobody above waits for it
+            work.cancel()
+            await asyncio.wait({work})
+            await self._fail(Unreachable("the gateway is stopping"), scope, send)
         finally:
             work.cancel()
             gone.cancel()
@@ -119,6 +123,7 @@ class Reply:
                 self._on_done(self._ask, event.done)
                 body = json.dumps(self._shape.whole(event.done), ensure_ascii=False).encode()
                 await self._open(send, 200, b"application/json", [(b"content-length", str(len(body)).encode())])
+                self._closed = True
                 await send({"type": "http.response.body", "body": body})
 
     async def _fail(self, problem: KvdError, scope: Scope, send: Send) -> None:

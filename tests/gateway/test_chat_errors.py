@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from kvclient.errors import Busy, ContextLengthExceeded, Internal, OutOfMemory
+from kvclient.errors import Busy, ContextLengthExceeded, Internal, OutOfMemory, WorkerLost
 from tests.gateway.conftest import Served
 from tests.gateway.test_chat import HELLO, client
 
@@ -43,6 +43,8 @@ def test_errors_of_the_daemon_have_their_status_also_when_streaming(
         (Busy("64 wait", waiting=64, limit=64), 429, 3),
         (OutOfMemory("3 of 4 are free", needed=4, available=3, budget=9), 507, 3),
         (OutOfMemory("more than 9", needed=10, available=3, budget=9), 400, 1),
+        (WorkerLost("died", model="demo", reason="signal"), 502, 3),
+        (WorkerLost("stays down", model="demo", reason="crash_loop"), 502, 1),
     ],
 )
 def test_the_sdks_ask_again_what_may_come_right_and_not_what_never_fits(
@@ -50,7 +52,7 @@ def test_the_sdks_ask_again_what_may_come_right_and_not_what_never_fits(
 ) -> None:
     served = serve(lambda body, model: [problem])
     reply = httpx.post(served.url + "/v1/chat/completions", json={"model": "demo", "messages": HELLO}, timeout=20)
-    assert (reply.status_code, "retry-after" in reply.headers) == (status, times > 1)
+    assert (reply.status_code, "retry-after" in reply.headers) == (status, status in (429, 507))
     assert reply.json()["error"]["code"] == problem.code
     asks: list[Callable[[], object]] = [
         lambda: client(served).with_options(max_retries=2).chat.completions.create(model="demo", messages=HELLO),

@@ -14,8 +14,8 @@ import pytest
 
 from kvclient.errors import WorkerLost
 from kvclient.gateway import reply
-from tests.gateway.conftest import Served
-from tests.gateway.fake import done, speak, words
+from tests.gateway.conftest import Served, serving
+from tests.gateway.fake import FakeDaemon, done, speak, words
 
 Serve = Callable[..., Served]
 BODY: Any = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -67,6 +67,24 @@ def test_a_daemon_that_goes_away_ends_the_stream_with_an_error(serve: Serve) -> 
     served.daemon.stop()
     with pytest.raises(openai.APIError, match="went away|not answered"):
         list(stream)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
+def test_a_gateway_that_stops_ends_what_still_runs_with_an_error_and_no_traceback(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(body: Any, model: str) -> Any:
+        yield "text", {"text": "begin", "index": 0}
+        yield threading.Event()
+
+    with FakeDaemon(script) as daemon, httpx.Client(timeout=20) as http:
+        with serving(daemon.socket) as url:
+            asked = http.build_request("POST", url + path, json={**BODY, "max_tokens": 9})
+            lines = http.send(asked, stream=True).iter_lines()
+            assert next(lines)
+        assert "the gateway is stopping" in list(lines)[-2]
+        assert daemon.cancel_seen.wait(10)
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_many_streams_at_once_all_get_their_own_words(serve: Serve) -> None:

@@ -127,3 +127,11 @@ class FakeDaemon:
             send("error", {"code": "bad_request", "message": f"unknown verb {message.kind}", "details": {}})
         else:
             script(message, send)
+
+
+def started(daemon: FakeDaemon, kv: Any) -> Any:
+    """A stream whose first event has come and whose next one never will."""
+    daemon.scripts["generate"] = lambda message, send: send("queued", {"position": 0})
+    stream = kv.stream("demo", "hi")
+    assert next(stream).kind == "queued"
+    return stream

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kvclient import core
+from kvclient import core, wire
+from tests.client.command import KV
 from tests.client.faces import FACES
 from tests.client.fake import FakeDaemon
 
@@ -37,3 +41,39 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "SILENCE_S", 0.2)
     monkeypatch.setattr(core, "PONG_S", 0.2)
     monkeypatch.setattr(core, "GRACE_S", 0.1)
+
+
+@pytest.fixture
+def environment(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVD_SOCKET", str(daemon.path))
+
+
+@pytest.fixture
+def running(daemon: FakeDaemon) -> Iterator[Any]:
+    """Starts `kv` against a request that says `events` and then nothing more."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str, events: tuple[tuple[str, dict[str, Any]], ...] = (), **more: Any) -> subprocess.Popen[bytes]:
+        def script(message: wire.Message, send: Any) -> None:
+            for kind, body in events:
+                send(kind, body)
+
+        daemon.scripts["generate"] = script
+        given = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        process = subprocess.Popen([*KV, *words], **given)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """(our end, the program's end)"""
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    for descriptor in (ours, theirs):
+        os.close(descriptor)

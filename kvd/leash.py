@@ -1,4 +1,4 @@
-"""A worker's ties to the front: it must not outlive it by more than a second.
+"""A child's ties to its parent, a worker's to the front: it must not outlive it by more than a second.
 
 Two ties, since each has a hole: the kernel's death signal exists on Linux only, and a pipe's end of file is seen only
 while some thread of ours runs.
@@ -14,11 +14,11 @@ import threading
 
 PR_SET_PDEATHSIG = 1
 ORPHANED = 71
-"""exit status of a worker whose front went away"""
+"""exit status of a child whose parent went away"""
 
 
 def hold(fd: int) -> None:
-    """Called first in a worker. `fd` is the reading end of a pipe whose other end only the front has."""
+    """Called first in a child. `fd` is the reading end of a pipe whose other end only the parent has."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(fd, False)

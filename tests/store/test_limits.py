@@ -16,7 +16,7 @@ from kvd.store.upkeep import clear, gc
 from tests.store.conftest import World, finish, reserve, write
 from torments.actor import BLOCK, Actor
 from torments.blocks import NAMESPACE, payload
-from torments.oracle import crash, du
+from torments.oracle import crash, du, room
 
 PROMPT = list(range(1, 11))
 
@@ -65,7 +65,7 @@ def test_a_damaged_list_of_first_uses_costs_a_use_and_nothing_else(world: World,
 
 
 def test_first_uses_are_written_within_the_limit(world: World) -> None:
-    actor = world.open(600_000, admission="second")
+    actor = world.open(room(600_000), admission="second")
     for n in range(20_000):
         actor.store.reserve(NAMESPACE, next_chain(NAMESPACE, [n]), NAMESPACE, [n], 0, 5000)
     world.now += 301
@@ -174,8 +174,8 @@ def test_a_lowered_limit_holds_at_once_even_against_pins(actor: Actor) -> None:
     for n in range(30):
         actor.put([n, 1, 2, 3, 4])
     actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks([0, 1, 2, 3, 4])])
-    actor.store.set_limits(Limits(650_000))
-    assert du(actor.store.core.tree.root) <= 650_000
+    actor.store.set_limits(Limits(room(650_000)))
+    assert du(actor.store.core.tree.root) <= room(650_000)
     actor.store.set_limits(Limits(1))
     assert len(actor.store.core.table) == 0
     assert actor.put(PROMPT) == 0
@@ -190,7 +190,7 @@ def test_what_a_lower_limit_takes_is_told_and_the_pinned_go_last(world: World) -
     table = actor.store.core.table
     blocks, nbytes = len(table), table.bytes
     assert actor.store.stats()["trimmed"] == {}
-    actor = world.reopen(700_000)
+    actor = world.reopen(room(700_000))
     table = actor.store.core.table
     told = {"blocks": blocks - len(table), "bytes": nbytes - table.bytes, "pinned": 0}
     assert told["blocks"] and actor.store.stats()["trimmed"] == told
@@ -207,11 +207,11 @@ def test_a_pin_whose_end_had_to_go_holds_the_rest_of_its_path(world: World) -> N
     actor.put(tokens)
     actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks(tokens[:100])], ttl_s=9.0)
     actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks(tokens)])
-    actor = world.reopen(700_000)
+    actor = world.reopen(room(700_000))
     left = actor.get(tokens)
     (pin,) = actor.store.core.pins
     assert 0 < left < 100 and pin.chain == actor.blocks(tokens[:left])[-1].chain and pin.expires is None
-    assert len(world.reopen(700_000).store.core.pins) == 1
+    assert len(world.reopen(room(700_000)).store.core.pins) == 1
 
 
 def test_a_pin_without_its_block_is_not_counted_as_one(actor: Actor) -> None:
@@ -272,7 +272,7 @@ def test_what_a_store_that_is_off_still_holds_can_be_cleared(world: World) -> No
 
 
 def test_a_pin_holds_the_path_to_the_root_until_it_expires(world: World) -> None:
-    actor = world.open(900_000)
+    actor = world.open(room(900_000))
     actor.put(PROMPT)
     world.now += 10
     actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks(PROMPT)], ttl_s=100)
@@ -295,7 +295,7 @@ def test_nothing_stored_cannot_be_pinned(actor: Actor) -> None:
 
 
 def test_a_scan_does_not_push_out_what_is_in_use(world: World) -> None:
-    actor = world.open(900_000)
+    actor = world.open(room(900_000))
     actor.put(PROMPT)
     world.now += 1
     actor.get(PROMPT)
@@ -329,7 +329,7 @@ def test_foreign_and_old_files_are_counted_and_collected_when_room_is_needed(wor
     again.store.tend()
     stats = again.store.stats()
     assert stats["foreign_files"] == 2 and stats["foreign_bytes"] >= 100_000 and stats["counters"]["old_format"] == 1
-    smaller = world.reopen(740_000)
+    smaller = world.reopen(room(740_000))
     assert not (root / "blocks" / "x.bin").exists() and smaller.get(PROMPT) == len(PROMPT)
     finish(gc(smaller.store.core))
     assert not old.exists() and smaller.get(PROMPT) == len(PROMPT)
@@ -350,7 +350,7 @@ def test_bytes_written_are_counted_by_day_and_in_total(world: World) -> None:
 
 def test_pinned_blocks_stay_when_a_start_finds_leftovers_beside_a_full_store(world: World) -> None:
     """What a killed writer left uncommitted goes before a pin does."""
-    actor = world.open(900_000)
+    actor = world.open(room(900_000))
     pinned = [[100 * n + i for i in range(8)] for n in range(1, 7)]
     for tokens in pinned:
         assert actor.put(tokens) == 8
@@ -366,14 +366,14 @@ def test_pinned_blocks_stay_when_a_start_finds_leftovers_beside_a_full_store(wor
         block = actor.blocks([6, n])[0]
         store_shard(actor.files, world.folder + "/tmp/x", actor.store._core.tree.shard(NAMESPACE, block.chain), block,
                     payload(block))  # fmt: skip
-    again = world.open(900_000)
+    again = world.open(room(900_000))
     assert [again.get(tokens) for tokens in pinned] == [8] * len(pinned)
-    assert du(world.folder) <= 900_000
+    assert du(world.folder) <= room(900_000)
 
 
 def test_no_block_is_stored_at_the_cost_of_the_one_it_follows(world: World) -> None:
     """The parent is the only block that may go: then its child is refused, instead of being stored out of reach."""
-    actor = world.open(900_000)
+    actor = world.open(room(900_000))
     number = 0
     while actor.put([number, 1, 2]) == 3:
         actor.store.pin(NAMESPACE, [b.chain for b in actor.blocks([number, 1, 2])])

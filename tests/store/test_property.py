@@ -16,9 +16,9 @@ from kvd.store.base import Limits
 from kvd.store.store import Store
 from torments.actor import BLOCK, Actor
 from torments.blocks import NAMESPACE
-from torments.oracle import Outcome, crash, du, leftovers
+from torments.oracle import Outcome, crash, du, leftovers, room
 
-LIMIT = 900_000
+LIMIT = room(900_000)
 STEM = list(range(1, 3 * BLOCK + 3))
 BRANCHES = [STEM, [*STEM[:2], 9, *STEM[3:]], [*STEM[:5], 8, *STEM[6:]], [*STEM[:9], 7, *STEM[10:]], [6, *STEM[1:]]]
 prompts = st.builds(lambda whole, n: whole[:n], st.sampled_from(BRANCHES), st.integers(1, len(STEM)))

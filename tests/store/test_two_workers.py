@@ -11,9 +11,9 @@ import msgpack
 from kvd.store.base import Reservation, Written
 from tests.store.conftest import World, reserve
 from torments.actor import Actor
-from torments.oracle import Outcome, du, leftovers
+from torments.oracle import Outcome, du, leftovers, room
 
-LIMIT = 800_000
+LIMIT = room(800_000)
 ROUNDS = 60
 WORKER = """
 import sys

@@ -12,9 +12,9 @@ from pathlib import Path
 from kvd.store.base import Limits
 from kvd.store.store import Store
 from torments.actor import Actor
-from torments.oracle import Outcome, crash, place
+from torments.oracle import Outcome, crash, place, room
 
-LIMIT = 4_000_000
+LIMIT = room(4_000_000)
 TOKENS = list(range(1, 15))
 OTHER = list(range(1, 9)) + [90, 91, 92]
 PAGE = 4096

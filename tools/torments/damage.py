@@ -16,11 +16,10 @@ from kvd.store.kv import KeyValueTable, LmdbKeyValue
 from kvd.store.store import Store
 from torments.actor import Actor
 from torments.kills import prompt
-from torments.oracle import Outcome, aftermath, crash, place
+from torments.oracle import PAGE, Outcome, aftermath, crash, place, room
 
-LIMIT = 4_000_000
+LIMIT = room(4_000_000)
 PROMPTS = 12
-PAGE = 4096
 Damage = Callable[[str], None]
 
 

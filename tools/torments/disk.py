@@ -9,9 +9,9 @@ from kvd.store.base import Limits
 from kvd.store.faults import Faults, FaultyFiles
 from kvd.store.store import Store
 from torments.actor import Actor
-from torments.oracle import Outcome, aftermath, du, place
+from torments.oracle import Outcome, aftermath, du, place, room
 
-LIMIT = 1_500_000
+LIMIT = room(1_500_000)
 START_S = 1.0
 BUSY_START_S = 10.0
 """in the tests, which run on busy machines"""

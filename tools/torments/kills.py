@@ -16,9 +16,9 @@ from kvd.store.shard import file_bytes, store_shard
 from kvd.store.store import Store
 from torments.actor import Actor
 from torments.blocks import payload
-from torments.oracle import Outcome, aftermath, du, leftovers
+from torments.oracle import Outcome, aftermath, du, leftovers, room
 
-LIMIT = 1_200_000
+LIMIT = room(1_200_000)
 HELD = 6
 """prompts that are pinned at a time: the oracle's; all others may be evicted"""
 PASSAGES = (1, 2, 7, 30)

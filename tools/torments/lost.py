@@ -11,9 +11,9 @@ from kvd.store.lossy import LossyFiles
 from kvd.store.store import Store
 from torments.actor import Actor
 from torments.kills import prompt
-from torments.oracle import Outcome, aftermath, crash, place
+from torments.oracle import Outcome, aftermath, crash, place, room
 
-LIMIT = 1_200_000
+LIMIT = room(1_200_000)
 HELD = 3
 
 

@@ -12,9 +12,9 @@ from kvd.store.faults import FILE_CALLS, FILE_ERRORS, KV_CALLS, KV_ERRORS, Fault
 from kvd.store.kv import LmdbKeyValue
 from kvd.store.store import Store
 from torments.actor import Actor
-from torments.oracle import Outcome, aftermath, fds, place
+from torments.oracle import Outcome, aftermath, fds, place, room
 
-LIMIT = 800_000
+LIMIT = room(800_000)
 """bytes: room for about 12 blocks beside the headroom"""
 KEPT = [list(range(100, 110)), list(range(100, 108)) + [7, 7, 7, 7, 7]]
 

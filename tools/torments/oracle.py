@@ -18,6 +18,8 @@ from kvd.store.store import Store
 from torments.actor import Actor, WrongBytes
 
 HANG_S = 30
+PAGE = os.sysconf("SC_PAGE_SIZE")
+"""of the index"""
 
 
 @dataclass(slots=True)
@@ -104,6 +106,11 @@ def du(folder: str) -> int:
                 found = os.lstat(os.path.join(path, name))
                 seen[found.st_ino] = found.st_blocks * 512
     return sum(seen.values())
+
+
+def room(nbytes: int) -> int:
+    """A limit under which as many blocks fit whatever pages the system has, which the index takes: 16 KiB on a Mac."""
+    return nbytes + 19 * (PAGE - 4096)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 Runs in a process of its own, beside a daemon or without one. Every preset prefills a long document through a pool of
 that precision; its last positions are compared with native KV: KL divergence, most likely token, perplexity. Six
-questions and five planted needles (facts hidden in the text) follow. Then keys and values alone, each layer alone, and a
-search for the best table, a precision for each layer, within --budget bytes per token (without it: the smallest that
+questions and five planted needles (facts hidden in the text) follow. Then keys and values alone, each layer alone, and
+a search for the best table, a precision for each layer, within --budget bytes per token (without it: the smallest that
 passes the limits models.kv_max_kld and models.kv_min_same_top). `kvd load MODEL --kv auto` uses what passed.
 
 "native again" is native KV with the text cut into other chunks: what it shows is rounding, and no precision can be told
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=_tokens, metavar="N",
                         help="how much of it (default: 8,192 or the model's limit; on the CPU 2,048)")  # fmt: skip
     parser.add_argument("--presets", metavar="LIST", help="precisions to measure, separated by commas (default: all)")
-    parser.add_argument("--budget", type=_number, metavar="BYTES", help="most bytes of KV per token, all layers together")
+    parser.add_argument("--budget", type=_number, metavar="BYTES", help="most bytes of KV per token in all layers")
     parser.add_argument("--fresh", action="store_true", help="measure everything again and replace what is kept")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON (- for standard output)")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw quality against memory")

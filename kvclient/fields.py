@@ -237,7 +237,7 @@ VERBS: Final[dict[str, dict[str, Check]]] = {
     "warm": {**INPUT, **TEMPLATE, **CACHE, "pin": flag, "ttl_s": SECONDS, "open_end": flag},
     "explain": {**INPUT, **TEMPLATE, "salt": string(256), "open_end": flag},
     "count": {**INPUT, **TEMPLATE},
-    "models": {"model": string(MAX_MODEL, empty=False)},
+    "models": {"model": string(MAX_MODEL)},
     "load": {"model": string(MAX_MODEL, empty=False), "kv": string(4096), "pin": flag, "ttl_s": SECONDS},
     "unload": {"model": string(MAX_MODEL, empty=False)},
     "status": {},

@@ -114,12 +114,12 @@ class Gateway:
         return replace(ask, bodies=bodies, notes={**ask.notes, **notes})
 
     async def _rules(self, name: str) -> Sequence[Rule]:
-        """Those of the name that was asked for, else of the model that it leads to: its alias, or "" and there is only
-        one. The daemon is asked only where rules name models."""
+        """Those of the name that was asked for, else of the model that it leads to, as an alias or "" does. The daemon is
+        asked only where rules name models."""
         named = self.settings.volatile
         if name not in named and named.keys() - {EVERY_MODEL}:
-            known = await self.client.models(name or None)
-            name = str(known[0]["name"]) if len(known) == 1 else ""
+            (model,) = await self.client.models(name)
+            name = str(model["name"])
         return self.settings.rules(name)
 
     def _counted(self, reply: Reply) -> Callable[[Scope, Receive, Send], Any]:

@@ -34,7 +34,7 @@ BAD: dict[str, list[Any]] = {
     "logprobs": [1, "yes"], "top_logprobs": [21, -1], "response_format": [{}, {"type": "xml"}, {"type": "json_schema"},
                  {"type": "json_schema", "json_schema": {"schema": 5}}, "json"],
     "timeout": [0, -1, math.inf, 10**400], "cache": ["no", True], "salt": ["x" * 257, 5], "priority": ["high"],
-    "durable_wait_ms": [-1, 600_001, 0.5], "pin": [1], "ttl_s": [0], "open_end": ["yes"], "model": ["", 5, "x" * 257],
+    "durable_wait_ms": [-1, 600_001, 0.5], "pin": [1], "ttl_s": [0], "open_end": ["yes"], "model": [5, "x" * 257],
     "kv": [8], "id": ["", "x" * 65], "drain_s": [-1],
 }  # fmt: skip
 CASES = [(verb, name) for verb, table in fields.VERBS.items() for name in table]
@@ -62,6 +62,13 @@ def test_a_bad_value_is_refused_by_its_field_name(verb: str, name: str) -> None:
             fields.checked(verb, body(verb, name, value))
         assert str(refused.value.details["field"]).startswith(name), value
         assert name in refused.value.message and "\n" not in refused.value.message
+
+
+def test_an_empty_name_is_the_default_model_where_models_are_asked_for_and_none_where_one_is_changed() -> None:
+    assert fields.checked("models", {"model": ""}) == {"model": ""}
+    for verb in ("load", "unload"):
+        with pytest.raises(BadRequest, match="not empty"):
+            fields.checked(verb, {"model": ""})
 
 
 @pytest.mark.parametrize("verb", fields.VERBS)

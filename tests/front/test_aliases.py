@@ -58,6 +58,7 @@ def test_every_verb_about_a_model_follows_an_alias(aliased: Daemon, client: Clie
 def test_models_are_listed_with_their_aliases_and_found_by_any_of_their_names(client: Client) -> None:
     rows = {row["name"]: row["aliases"] for row in client.call("models")["models"]}
     assert rows == {"demo": ["claude-*", "gpt-4o"], "other": []}
+    assert error(client, "models", {"model": ""}).body["code"] == "unknown_model", "there is no default"
     for name, model in (("claude-sonnet-4-5", "demo"), ("gpt-4o", "demo"), ("other", "other"), ("demo", "demo")):
         (row,) = client.call("models", {"model": name})["models"]
         assert (row["name"], row["aliases"]) == (model, rows[model])

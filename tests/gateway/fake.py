@@ -81,6 +81,7 @@ class FakeDaemon:
         self.cancel_seen = threading.Event()
         self.status = dict(STATUS)
         self.models = MODELS
+        self.default = "demo"
         self.folder = Path(tempfile.mkdtemp(prefix="kvd", dir="/tmp"))
         self.socket = self.folder / "s"
         self._stop = threading.Event()
@@ -129,7 +130,8 @@ class FakeDaemon:
             self.cancelled.append(body["id"])
             self._live.pop(body["id"], None)
             self.cancel_seen.set()
-        if message.kind == "models" and (name := body.get("model")):
+        if message.kind == "models" and (name := body.get("model")) is not None:
+            name = name or self.default
             found = [model for model in self.models if name in (model["name"], *model.get("aliases", ()))]
             answer = ("result", {"models": found}) if found else ("error", unknown(name).to_wire())
             self._send(socket, identity, wire.message(answer[0], message.id, answer[1]))

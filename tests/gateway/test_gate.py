@@ -196,6 +196,7 @@ def test_rules_for_volatile_text_hold_for_the_named_model_and_show_in_the_reply(
     reply = httpx.post(served.url + CHAT, json={"model": "demo", "messages": messages}).json()
     assert served.daemon.asked[0]["messages"][0]["content"] == "Be brief."
     assert reply["kvd"]["volatile"] == [{"rule": "billing", "action": "blanked", "lines": 1}]
+    served.daemon.default = "other"
     plain = httpx.post(served.url + CHAT, json={"model": "", "messages": messages}).json()
     assert served.daemon.asked[1]["messages"] == messages and "volatile" not in plain["kvd"]
 

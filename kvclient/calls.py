@@ -45,10 +45,13 @@ class WarmOptions(ExplainOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
+    """One verb asked for: what to send, and how its result reads."""
+
     request: Request
     read: Callable[[dict[str, Any]], T]
 
     def answer(self, result: dict[str, Any]) -> T:
+        """Raises ProtocolError for a result that does not fit."""
         try:
             return self.read(result)
         except (KeyError, TypeError, ValueError) as problem:

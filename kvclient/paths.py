@@ -37,6 +37,7 @@ def control_path(socket: Path) -> Path:
 
 
 def checked(path: Path) -> Path:
+    """The path itself. Raises BadRequest where a socket beside it would have a name over the system's limit."""
     size = len(os.fsencode(path)) + len(LONGEST_SUFFIX) + 1
     if size > SOCKET_LIMIT:
         raise BadRequest(

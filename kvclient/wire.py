@@ -80,6 +80,7 @@ def pack(value: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
+    """A body. Raises ProtocolError for anything but a map with text keys."""
     try:
         value = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as problem:

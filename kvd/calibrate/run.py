@@ -32,6 +32,8 @@ METHOD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Findings:
+    """What a run found. best: text of the best table that passed, empty where none did."""
+
     settings: tuple[Setting, ...]
     sides: tuple[OneSided, ...]
     layers: tuple[LayerCost, ...]

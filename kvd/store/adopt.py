@@ -44,6 +44,7 @@ def adopt(core: Core, orphans: Iterable[ShardFile]) -> int:
 
 
 def slot_of(parsed: Parsed, disk: int, mtime: float) -> Slot:
+    """The row of a shard of which only the file is known: no hits, last used at the file's time."""
     header = parsed.header
     return Slot(
         header.namespace, header.chain, header.parent, parsed.checksum, len(header.tokens), header.start,

@@ -41,6 +41,11 @@ nothing. Some file systems free later: by then that is seen."""
 
 
 class Core:
+    """What all parts of the store share. Bytes as `du` counts them, unless named otherwise.
+
+    Between two steps: `ledger.shards` is the sum of `table`; `pending` and `by_chain` name the same reservations; a
+    chain is in one of `table`, `orphans` and `by_chain` at most."""
+
     def __init__(
         self, files: Files, tree: Tree, limits: Limits, clock: Callable[[], float], index: Index
     ) -> None:

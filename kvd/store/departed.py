@@ -23,6 +23,8 @@ EVERYTHING: Final = Departure(None)
 
 
 class Departures:
+    """What left since it was last told. Bounded: of more than MOST blocks no names are kept."""
+
     def __init__(self) -> None:
         self._left: defaultdict[bytes, dict[bytes, bytes]] = defaultdict(dict)
         self._count = 0

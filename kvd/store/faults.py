@@ -152,6 +152,8 @@ def _half(buffers: Sequence[memoryview]) -> list[memoryview]:
 
 
 class FaultyTransaction:
+    """`Reader` and `Writer` that obey `faults`."""
+
     def __init__(self, inner: Writer, faults: Faults) -> None:
         self._inner = inner
         self._faults = faults

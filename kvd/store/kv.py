@@ -51,6 +51,8 @@ class Writer(Reader, Protocol):
 
 
 class KeyValue(Protocol):
+    """What the index needs of LMDB. All but `close` raise IndexFailed."""
+
     def read(self) -> contextlib.AbstractContextManager[Reader]: ...
     def write(self) -> contextlib.AbstractContextManager[Writer]:
         """Committed on leaving, aborted by an exception. Raises IndexFull, IndexFailed."""

@@ -46,6 +46,9 @@ class Usage:
 
 
 class Ledger:
+    """Bytes of the store against its limit. What holds at every moment (see the module) may be broken by a lower limit
+    or a new measure of `other` alone, until room is made again."""
+
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.shards = 0

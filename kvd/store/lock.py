@@ -9,6 +9,8 @@ from kvd.pidlock import PidLock
 
 
 class StoreLock(PidLock):
+    """Held from its making on."""
+
     def __init__(self, path: str) -> None:
         """Take the lock, without waiting. Raises StoreError with the holder's pid (0: not known), OSError."""
         super().__init__(path)

@@ -20,6 +20,8 @@ SEEN_S: Final = 300.0
 
 
 class Notes:
+    """What was noted and is not written yet: lost with the process."""
+
     def __init__(self, core: Core) -> None:
         self._core = core
         self._used: dict[bytes, Slot] = {}

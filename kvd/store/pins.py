@@ -27,6 +27,9 @@ class Pin:
 
 
 class Pins:
+    """By chain, one pin each. Memory never holds what the file does not say: a change that cannot be written is not
+    made."""
+
     def __init__(self, files: Files, path: str, durable: bool) -> None:
         self._files = files
         self._path = path

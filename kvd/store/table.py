@@ -31,6 +31,8 @@ class Slot:
 
 
 class Table:
+    """Slots by chain, and what is derived from them."""
+
     def __init__(self) -> None:
         self.slots: dict[bytes, Slot] = {}
         self.children: dict[bytes, set[bytes]] = {}

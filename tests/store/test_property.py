@@ -168,6 +168,9 @@ class StoreAgainstDict(RuleBasedStateMachine):
             core = self.store.core
             assert core.table.slots.keys() == self.model.keys()
             assert core.ledger.shards == core.table.bytes and not core.ledger.reserved
+            assert core.by_chain == {place.chain: number for number, place in core.pending.items()}
+            chains = [*core.table.slots, *core.orphans, *core.by_chain]
+            assert len(chains) == len(set(chains))
             assert du(self.base) <= LIMIT
 
     def teardown(self) -> None:

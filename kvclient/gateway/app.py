@@ -114,8 +114,8 @@ class Gateway:
         return replace(ask, bodies=bodies, notes={**ask.notes, **notes})
 
     async def _rules(self, name: str) -> Sequence[Rule]:
-        """Those of the name that was asked for, else of the model that it leads to, as an alias or "" does. The daemon is
-        asked only where rules name models."""
+        """Those of the name that was asked for, else of the model that it leads to, as an alias or "" does. The daemon
+        is asked only where rules name models."""
         named = self.settings.volatile
         if name not in named and named.keys() - {EVERY_MODEL}:
             (model,) = await self.client.models(name)

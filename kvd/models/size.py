@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvd.models.fingerprint import read_config, weight_files
-from kvd.models.tensors import BITS, TensorSpec, read_specs
+from kvd.models.tensors import read_specs
+from kvd.tensorspec import BITS, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

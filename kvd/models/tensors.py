@@ -6,7 +6,6 @@ Needs only the standard library: the front sizes and fingerprints models with it
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -15,31 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kvclient.errors import BadRequest, UnsupportedModel
+from kvd.tensorspec import BITS, TensorSpec
 
 MAX_HEADER = 100 << 20
 """bytes of a safetensors header, the limit of the reference implementation"""
-
-BITS = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16,
-    "I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8,
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Type, shape and size (bytes) of a stored tensor."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return self.elements * BITS[self.dtype] // 8
 
 
 def _damaged(path: Path, reason: str) -> UnsupportedModel:

@@ -20,6 +20,7 @@ from typing import Any, Final
 import xxhash
 
 from kvd.cache.chain import CHAIN_BYTES, next_chain
+from kvd.tensorspec import TensorSpec
 
 FORMAT: Final = "kvd-shard-1"
 SUFFIX: Final = ".safetensors"
@@ -31,7 +32,6 @@ CHECKSUM_BYTES: Final = 16
 TOKENS_LIMIT: Final = 4096
 PREVIEW_LIMIT: Final = 4096
 """characters"""
-ITEM_BYTES: Final = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
 _BLANK: Final = "0" * 2 * CHECKSUM_BYTES
 _BEGIN: Final = '{"__metadata__":'
 _DECODER: Final = json.JSONDecoder()
@@ -43,22 +43,6 @@ class ShardDamaged(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of a shard; dtype by its safetensors name."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        total = ITEM_BYTES[self.dtype]
-        for n in self.shape:
-            total *= n
-        return total
 
 
 class Tensors(tuple[TensorSpec, ...]):

@@ -19,13 +19,13 @@ from kvd.store.header import (
     ShardDamaged,
     ShardHeader,
     Tensors,
-    TensorSpec,
     build,
     file_bytes,
     header_bytes,
     is_header,
     parse,
 )
+from kvd.tensorspec import TensorSpec
 
 __all__ = [
     "Expected", "Parsed", "ShardDamaged", "ShardHeader", "ShardReader", "TensorSpec", "Tensors", "file_bytes",

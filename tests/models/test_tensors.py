@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from kvclient.errors import BadRequest, UnsupportedModel
-from kvd.models.tensors import MAX_HEADER, Part, TensorSpec, read_specs, write_tensors
+from kvd.models.tensors import MAX_HEADER, Part, read_specs, write_tensors
+from kvd.tensorspec import TensorSpec
 
 A, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(4, dtype=np.float16)
 

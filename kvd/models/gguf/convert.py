@@ -15,7 +15,8 @@ from kvd.models.gguf.blocks import PACKED_BITS, dequantise, pack
 from kvd.models.gguf.family import ROPE_FREQS, mlx_name, model_config, row_order
 from kvd.models.gguf.reader import GGUF, TensorInfo, read_gguf, refuse
 from kvd.models.gguf.tokenizer import token_ids, write_tokenizer
-from kvd.models.tensors import Part, TensorSpec, write_tensors
+from kvd.models.tensors import Part, write_tensors
+from kvd.tensorspec import TensorSpec
 
 GROUP = 32
 ELEMENTS_AT_ONCE = 1 << 18

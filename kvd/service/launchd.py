@@ -7,7 +7,7 @@ import plistlib
 import time
 from pathlib import Path
 
-from kvclient.errors import Internal
+from kvclient.errors import Internal, Unreachable
 from kvd.home import Home
 from kvd.service.manager import Manager, command, environment, template
 
@@ -40,6 +40,18 @@ class Launchd(Manager):
             return None
         arguments = plistlib.loads(self.file.read_bytes())["ProgramArguments"]
         return Path(str(arguments[0]))
+
+    def _need_tool(self) -> None:
+        """Raises Unreachable as well where this user is not logged in at the screen: there is no domain for agents
+        then, and nothing is written or deleted."""
+        super()._need_tool()
+        try:
+            self.call("print", self._domain)
+        except Internal as problem:
+            raise Unreachable(
+                f"no graphical session of this user here ({problem.message}): log in at the screen (screen sharing "
+                "will do), or run `kvd serve` under another supervisor", **problem.details,
+            ) from None  # fmt: skip
 
     def _start(self) -> None:
         Home.default().create()

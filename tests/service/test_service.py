@@ -21,7 +21,7 @@ from kvd.service.systemd import Systemd
 
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"
-case "$1" in print) [ "$(grep -c " print " "$CALLS")" -le "${LINGERS:-0}" ]; exit ;; esac
+case "$*" in print*/org.kvd.daemon) [ "$(grep -c "print.*kvd" "$CALLS")" -le "${LINGERS:-0}" ]; exit ;; esac
 case "$*" in *"$FAIL_ON"*) [ -n "$FAIL_ON" ] && { [ ! -e "$CALLS.failed" ] || [ -n "$FAIL_ALWAYS" ]; } && {
     touch "$CALLS.failed"; echo "fake: refused" >&2; exit 5; } ;; esac
 exit 0
@@ -70,7 +70,8 @@ def test_an_agent_is_written_loaded_and_restarts_only_after_failures(machine: Pa
     assert plist["EnvironmentVariables"] == {"KVD_HOME": os.environ["KVD_HOME"]}
     assert Path(plist["StandardErrorPath"]).parent.is_dir(), "launchd does not make folders of logs"
     domain = f"gui/{os.getuid()}"
-    assert said(machine) == [f"launchctl enable {domain}/{LABEL}", f"launchctl bootstrap {domain} {agent.file}"]
+    steps = (f"print {domain}", f"enable {domain}/{LABEL}", f"bootstrap {domain} {agent.file}")
+    assert said(machine) == [f"launchctl {words}" for words in steps]
 
 
 def test_a_plist_follows_the_rules_of_plutil() -> None:
@@ -141,7 +142,7 @@ def test_an_old_install_is_stopped_before_the_new_one_starts(machine: Path) -> N
     agent.install()
     machine.unlink()
     agent.install()
-    assert [line.split()[1] for line in said(machine)] == ["bootout", "print", "enable", "bootstrap"]
+    assert [line.split()[1] for line in said(machine)] == ["print", "bootout", "print", "enable", "bootstrap"]
 
 
 def test_launchd_is_waited_for_while_the_old_job_answers_what_it_was_asked(
@@ -155,7 +156,7 @@ def test_launchd_is_waited_for_while_the_old_job_answers_what_it_was_asked(
     monkeypatch.setenv("LINGERS", str(2 * launchd._RETRIES))
     agent.install()
     words = [line.split()[1] for line in said(machine)]
-    assert words == ["bootout", *["print"] * (2 * launchd._RETRIES + 1), "enable", "bootstrap"]
+    assert words == ["print", "bootout", *["print"] * (2 * launchd._RETRIES + 1), "enable", "bootstrap"]
     monkeypatch.setattr(launchd, "_GONE_S", 0.0)
     agent.uninstall()
     assert said(machine)[-1].split()[1] == "print", "it is not waited for longer than launchd itself does"
@@ -166,7 +167,7 @@ def test_launchd_may_need_a_moment_to_let_the_old_job_go(
 ) -> None:
     monkeypatch.setenv("FAIL_ON", "bootstrap")
     Launchd().install()
-    assert [line.split()[1] for line in said(machine)] == ["enable", "bootstrap", "bootstrap"]
+    assert [line.split()[1] for line in said(machine)] == ["print", "enable", "bootstrap", "bootstrap"]
 
 
 def test_uninstall_undoes_it_and_then_has_nothing_to_do(service: Manager, machine: Path) -> None:
@@ -193,22 +194,27 @@ def test_a_refusal_is_told_in_the_managers_words(machine: Path, monkeypatch: pyt
         Systemd().install()
 
 
-def test_without_a_systemd_session_it_says_what_to_do_and_changes_nothing(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("kvd.cli.install.manager", Systemd)
-    monkeypatch.setattr("kvd.cli.uninstall.manager", Systemd)
-    monkeypatch.setenv("FAIL_ON", "--user")
+@pytest.mark.parametrize(("kind", "asked", "told"), [
+    (Systemd, "--user", ("no systemd user session here", "`loginctl enable-linger $USER`")),
+    (Launchd, f"print gui/{os.getuid()}", ("no graphical session of this user here", "log in at the screen")),
+])  # fmt: skip
+def test_without_a_session_of_the_user_it_says_what_to_do_and_changes_nothing(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: type[Manager],
+    asked: str, told: tuple[str, str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("kvd.cli.install.manager", kind)
+    monkeypatch.setattr("kvd.cli.uninstall.manager", kind)
+    monkeypatch.setenv("FAIL_ON", asked)
     monkeypatch.setenv("FAIL_ALWAYS", "1")
     assert cli.main(["install"]) == 69
     shown = capsys.readouterr().err
-    assert "no systemd user session here" in shown and "fake: refused" in shown
-    assert "`loginctl enable-linger $USER`" in shown and "`kvd serve`" in shown
-    assert not Systemd().file.exists()
-    Systemd().file.parent.mkdir(parents=True, exist_ok=True)
-    Systemd().file.write_text("ExecStart=x\n")
+    assert told[0] in shown and "fake: refused" in shown and told[1] in shown and "`kvd serve`" in shown
+    file = kind().file
+    assert not file.exists()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("ExecStart=x\n")
     assert cli.main(["uninstall"]) == 69
-    assert Systemd().file.exists()
+    assert file.exists()
 
 
 def test_the_verbs_install_print_and_uninstall(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import stat
 from typing import Final
 
 STDIN: Final = 0
@@ -32,10 +33,17 @@ def write(text: str) -> None:
 
 
 def check_stdout() -> None:
-    """Raises StdoutClosed when the reader is gone, without writing: for the time before the first token."""
+    """Raises StdoutClosed when the reader is gone, without writing: for the time before the first token.
+
+    macOS tells it only to those who ask for something, and of a pipe may say that there is no such descriptor."""
+    try:
+        pipe = stat.S_ISFIFO(os.fstat(STDOUT).st_mode)
+    except OSError:
+        return  # it was closed from the start: who writes is told
+    gone = select.POLLERR | select.POLLHUP | (select.POLLNVAL if pipe else 0)
     poller = select.poll()
-    poller.register(STDOUT, 0)
-    if any(state & (select.POLLERR | select.POLLHUP) for _, state in poller.poll(0)):
+    poller.register(STDOUT, select.POLLOUT)
+    if any(state & gone for _, state in poller.poll(0)):
         raise StdoutClosed
 
 

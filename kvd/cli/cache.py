@@ -117,9 +117,10 @@ def offline(verb: str, fields: dict[str, Any]) -> Answer:
     """Raises HomeLocked with the pid when another process owns the home, BadRequest where there is no store (none is
     begun), and whatever the verb raises."""
     from kvd.config import load
-    from kvd.front.registry import Registry
+    from kvd.front.registry import stored_name
     from kvd.front.storelike import DISK, open_store
     from kvd.home import Home, Lock
+    from kvd.models import record
     from kvd.store import mount
     from kvd.store.verbs import names, perform
 
@@ -138,5 +139,6 @@ def offline(verb: str, fields: dict[str, Any]) -> Answer:
             if (said := cacheview.trimmed(store.stats())) and verb != "stats":
                 console(stderr=True).print(f"kvd: dropped {said}")
             if model := fields.get("model"):
-                fields = {**fields, "model": Registry(home).stored_name(model, config.models, names(store))}
+                here = record.names(home.root)
+                fields = {**fields, "model": stored_name(model, config.models, here, names(store))}
             return perform(store, verb, fields)

@@ -10,6 +10,7 @@ KV IN MEMORY are what it takes while it is loaded; ALIASES are further names tha
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from kvclient.errors import KvdError, Unreachable
 from kvd.cli.daemon import running
 from kvd.cli.output import console, print_json, table
+from kvd.cli.view import unread
 from kvd.home import Home
 from kvd.units import format_age, format_size
 
@@ -40,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
         columns += ["ALIASES"] if any(model.get("aliases") for model in models) else []
         rows = [row(model)[: len(columns)] for model in models]
         console().print(table(columns, rows, right=columns[3:6]))
+    for model in models:
+        if model.get("unread_s"):
+            print(f"kvd: {unread(model)}", file=sys.stderr)
     return 0
 
 
@@ -61,12 +66,12 @@ def row(model: dict[str, Any]) -> list[str]:
 def on_disk(home: Home) -> list[dict[str, Any]]:
     """What is in the models folder, without a daemon."""
     from kvd.config import load
-    from kvd.front.registry import Registry
     from kvd.models import record
+    from kvd.models.aliases import by_model
     from kvd.models.facts import facts
 
     names = record.names(home.root)
-    aliases = Registry(home).aliases(load(home.root).models)
+    aliases = by_model(load(home.root).models.aliases, names)
     found = []
     for name in names:
         try:

@@ -142,6 +142,14 @@ def progress_cell(request: Mapping[str, Any]) -> str:
     return ""
 
 
+def unread(model: Mapping[str, Any]) -> str:
+    """Of a model whose `unread_s` is not 0."""
+    return (
+        f"{model['name']}: the disk of its files has not answered for {format_age(model['unread_s'])};"
+        " what is said of them here is older"
+    )
+
+
 def problems(status: Status) -> list[str]:
     """What to look at: models that are down or crashed, a disk that hangs, warnings, what a lower limit took, too many
     connections."""
@@ -154,8 +162,10 @@ def problems(status: Status) -> list[str]:
             often = "once" if model["crashes"] == 1 else f"{model['crashes']} times"
             notes.append(f"{model['name']} crashed {often} lately; see `kvd logs --workers`")
         if model.get("reads_hung"):
-            notes.append(f"{model['name']}: the disk does not answer ({model['reads_hung']} reads are waiting);"
-                         " prompts are computed until it does")  # fmt: skip
+            notes.append(f"{model['name']}: the disk of the store does not answer ({model['reads_hung']} reads are"
+                         " waiting); prompts that need them are computed until it does")  # fmt: skip
+        if model.get("unread_s"):
+            notes.append(unread(model))
         notes += [f"{model['name']}: {warning}" for warning in model.get("warnings", [])]
     if said := cacheview.trimmed(status.get("store", {})):
         notes.append(f"the store dropped {said}")

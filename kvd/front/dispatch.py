@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgpack
 
-from kvclient.errors import BadRequest, Internal, KvdError, ProtocolError
+from kvclient.errors import BadRequest, Busy, Internal, KvdError, ProtocolError
 from kvclient.fields import INPUT, checked
 from kvclient.wire import Message
 from kvd.front.logs import logger
+from kvd.front.registry import Model
 from kvd.front.server import Peer, error
-from kvd.front.sessions import Session
+from kvd.front.sessions import Session, cancelled, late
 from kvd.front.slot import State
-from kvd.front.verbs import VERBS, Call, Services, Verb
+from kvd.front.verbs import VERBS, Call, Services
 from kvd.messages import WORK_KINDS
 
 PEEK_MOST = 1024 * 1024
@@ -27,6 +29,8 @@ class Dispatch:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._tasks: set[asyncio.Task[None]] = set()
+        self._finding = 0
+        """requests whose model is looked for"""
 
     def message(self, peer: Peer, message: Message) -> None:
         sessions = self._services.sessions
@@ -44,16 +48,45 @@ class Dispatch:
             sessions.fail(session, problem)
 
     def _work(self, session: Session, message: Message) -> None:
+        """A model that is loaded is not looked for: its disk may hang."""
         services = self._services
         if session.peer.control:
             raise BadRequest(f"{message.kind} belongs on the request socket", verb=message.kind)
-        model = services.registry.resolve(message.model, services.config.models)
-        session.log.info(message.kind, model=model.name, bytes=len(message.packed))
-        if services.config.daemon.log_prompts and len(message.packed) <= PEEK_MOST:
-            session.log.info("prompt", **_input(message))
-        if services.fleet.slot(model).state is not State.LOADED and len(message.packed) <= PEEK_MOST:
+        if loaded := self._loaded(message.model or services.config.models.default):
+            self._submit(session, message, loaded)
+            return
+        waiting, limit = self._finding, services.config.daemon.max_waiting
+        if waiting >= limit and services.registry.silent:
+            raise Busy(f"{waiting} requests wait for the disk of the models", waiting=waiting, limit=limit)
+        services.fleet.check_room()
+        if len(message.packed) <= PEEK_MOST:
             session.limit_s = _limit(message.packed)
-        services.fleet.submit(session, model)
+        session.on_cancel = lambda reason: services.sessions.fail(session, cancelled(reason))
+        self._finding += 1
+        self._begin(session, self._find(session, message))
+
+    async def _find(self, session: Session, message: Message) -> None:
+        services = self._services
+        try:
+            async with asyncio.timeout(session.limit_s):
+                name = await services.registry.resolve(message.model, services.config.models)
+                model = self._loaded(name) or await services.registry.model(name)
+        except TimeoutError:
+            raise late(session.limit_s) from None
+        finally:
+            self._finding -= 1
+        if services.sessions.get(session.id) is session:
+            self._submit(session, message, model)
+
+    def _loaded(self, name: str) -> Model | None:
+        slots = self._services.fleet.slots
+        return next((slot.model for slot in slots if slot.model.name == name and slot.state is State.LOADED), None)
+
+    def _submit(self, session: Session, message: Message, model: Model) -> None:
+        session.log.info(message.kind, model=model.name, bytes=len(message.packed))
+        if self._services.config.daemon.log_prompts and len(message.packed) <= PEEK_MOST:
+            session.log.info("prompt", **_input(message))
+        self._services.fleet.submit(session, model)
 
     def _verb(self, session: Session, message: Message) -> None:
         verb = VERBS.get(message.kind)
@@ -63,21 +96,26 @@ class Dispatch:
             raise BadRequest(f"{message.kind} takes no {size} bytes", size=size, limit=PEEK_MOST)
         call = Call(session, checked(message.kind, message.body), self._services)
         session.packed = b""
-        task = asyncio.get_running_loop().create_task(self._run(call, verb))
+        self._begin(session, verb.run(call))
+
+    def _begin(self, session: Session, work: Coroutine[Any, Any, dict[str, Any] | None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(session, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, call: Call, verb: Verb) -> None:
-        sessions, session = self._services.sessions, call.session
+    async def _run(self, session: Session, work: Coroutine[Any, Any, dict[str, Any] | None]) -> None:
+        """Its result ends the request; None: somebody else will."""
+        sessions = self._services.sessions
         try:
-            result = await verb.run(call)
+            result = await work
         except KvdError as problem:
             sessions.fail(session, problem)
         except Exception as problem:  # noqa: BLE001  a bug in one verb is its client's error, not the daemon's end
             logger.error("verb failed", verb=session.kind, request=session.id, exc_info=problem)
             sessions.fail(session, Internal(f"{session.kind} failed: {type(problem).__name__}"))
         else:
-            sessions.finish(session, "result", result)
+            if result is not None:
+                sessions.finish(session, "result", result)
 
 
 def _input(message: Message) -> dict[str, Any]:

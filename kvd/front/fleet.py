@@ -17,7 +17,7 @@ from kvd.front.memory import Ledger
 from kvd.front.metrics import Count, Metrics
 from kvd.front.registry import Model
 from kvd.front.room import Room
-from kvd.front.sessions import Session, Sessions, Stage
+from kvd.front.sessions import Session, Sessions, Stage, cancelled
 from kvd.front.slot import Slot, State
 from kvd.front.workers import Loss, Worker
 from kvd.messages import Cancel, Event, Granted, Grow, Work
@@ -59,18 +59,22 @@ class Fleet:
         slot.model = model
         return slot
 
+    def check_room(self) -> None:
+        """Raises Busy where no more requests are taken, of whatever model."""
+        if self._closing:
+            raise Busy("kvd is stopping", waiting=0, limit=0)
+        held = sum(len(session.packed) for session in self._sessions)
+        if held > WAITING_MOST:
+            raise Busy(f"waiting requests hold {held} bytes", waiting=held, limit=WAITING_MOST)
+
     def submit(self, session: Session, model: Model) -> None:
         """Send a request to its worker, now or when the model is loaded. Raises Busy, or WorkerLost for a model that is
         down."""
         slot = self.slot(model)
         limit = self.config.daemon.max_waiting
-        if self._closing:
-            raise Busy("kvd is stopping", waiting=0, limit=0)
+        self.check_room()
         if slot.not_begun >= limit:
             raise Busy(f"{slot.not_begun} requests wait for {model.name}", waiting=slot.not_begun, limit=limit)
-        held = len(session.packed) + sum(len(s.packed) for other in self.slots for s in other.sessions)
-        if held > WAITING_MOST:
-            raise Busy(f"waiting requests hold {held} bytes", waiting=held, limit=WAITING_MOST)
         slot.use()
         session.model = model.name
         session.on_cancel = lambda reason: self._cancel(slot, session, reason)
@@ -284,7 +288,7 @@ class Fleet:
 
     def _cancel(self, slot: Slot, session: Session, reason: str) -> None:
         if session.stage is Stage.WAITING:
-            self.fail_waiting(slot, session, Cancelled(f"cancelled while waiting: {reason}", reason=reason))
+            self.fail_waiting(slot, session, cancelled(reason))
         elif slot.worker is not None:
             slot.worker.send(Cancel(session.id, reason))
 

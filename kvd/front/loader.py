@@ -16,7 +16,8 @@ from kvclient.errors import Busy, KvdError, WorkerLost
 from kvd.config import Config
 from kvd.front.logs import logger
 from kvd.front.memory import Ledger
-from kvd.front.registry import Needs, needs
+from kvd.front.reads import in_thread
+from kvd.front.registry import Model, Needs, find, needs
 from kvd.front.room import Room
 from kvd.front.slot import Slot
 from kvd.front.spawn import WORKER, Order
@@ -70,8 +71,8 @@ class Loader:
         await slot.gone.wait()
         await self._back_off(slot)
         block = self._host.config.cache.block_size
-        wanted = await asyncio.to_thread(needs, slot.model.folder, block)
-        preload = await asyncio.to_thread(self._means.preload, self._means.home.root)
+        slot.model, wanted = await in_thread(lambda: _found(self._means.home, slot.model.name, block))
+        preload = await in_thread(lambda: self._means.preload(self._means.home.root))
         async with self._host.room.turn:
             order = await self._order(slot, wanted, preload)
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -130,3 +131,9 @@ class Loader:
             block_size=config.cache.block_size, chunk=config.cache.chunk, weights_limit=weights, pool_initial=initial,
             pool_limit=most if config.cache.pool is None else max(initial, min(most, config.cache.pool)),
         )  # fmt: skip
+
+
+def _found(home: Home, name: str, block_size: int) -> tuple[Model, Needs]:
+    """The model as it is now. Raises what `find` and `needs` raise."""
+    model = find(home.root, name)
+    return model, needs(model.folder, block_size)

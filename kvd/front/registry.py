@@ -1,16 +1,20 @@
-"""The models that are here, by the records in `models/`: read at every call, so a pulled model is there at once."""
+"""The models that are here, by the records in `models/`: read at every call, so a pulled model is there at once. Their
+disk may hang, so threads read it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvclient.errors import KvdError, UnknownModel, UnsupportedModel
+from kvd.front.reads import Reads
 from kvd.home import Home
 from kvd.models import aliases, record, size
+from kvd.models.facts import facts
 from kvd.models.record import Record
 from kvd.settings import Models
 
@@ -19,11 +23,22 @@ SMALLEST_POOL_BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`folder` holds the model's files."""
+    """`folder` holds the model's files, `facts` are what they say (see `kvd.models.facts`)."""
 
     name: str
     folder: Path
     record: Record
+    facts: Mapping[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A model (None: nothing is known but its name) as it was last read: now, or, where `unread_s` is not 0, before its
+    disk has been silent for so many seconds."""
+
+    name: str
+    model: Model | None
+    unread_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,61 +59,97 @@ class Needs:
 
 
 class Registry:
+    """Owned by the loop's thread. What lies on a disk that does not answer is taken to be as it was last read."""
+
     def __init__(self, home: Home) -> None:
         self._home = home.root
+        self._names = Reads(lambda: record.names(self._home))
+        self._models: dict[str, Reads[Model]] = {}
 
-    def all(self) -> list[Model]:
-        found = []
-        for name in record.names(self._home):
-            try:
-                found.append(self._find(name))
-            except KvdError:
-                continue  # its files are gone, or it is being pulled: asking for it by name says so
-        return found
+    @property
+    def known(self) -> list[str]:
+        """Names of the models that were here when that was last read."""
+        return self._names.last or []
 
-    def resolve(self, name: str, settings: Models) -> Model:
-        """The model of that name, else the one it is an alias of; for "" the default one, or the only one there is.
-        Raises UnknownModel, and UnsupportedModel for one whose files are gone."""
-        if wanted := name or settings.default:
-            return self._named(wanted, settings)
-        known = record.names(self._home)
-        if len(known) == 1:
-            return self._find(known[0])
+    @property
+    def silent(self) -> bool:
+        """Whether a read does not come back."""
+        return bool(self._names.hung_s) or any(reads.hung_s for reads in self._models.values())
+
+    async def names(self) -> list[str]:
+        """Raises BadRequest for a folder that cannot be read."""
+        found = await self._names.newest()
+        return await self._names.fresh() if found is None else found
+
+    async def resolve(self, name: str, settings: Models) -> str:
+        """See `resolved`; raises as `names` does, too."""
+        return resolved(name, settings, await self.names())
+
+    async def model(self, name: str) -> Model:
+        """See `find`. As it is now, however long its disk takes."""
+        return await self._of(name).fresh()
+
+    async def seen(self, name: str) -> Seen:
+        """Raises what `find` raises."""
+        reads = self._of(name)
+        model = await reads.newest()
+        return Seen(name, model, max(reads.hung_s, self._names.hung_s))
+
+    async def all(self) -> list[Seen]:
+        """Without those whose files are gone, or that are being pulled: asking for them by name says so."""
+        names = await self._names.newest() or []
+        for gone in self._models.keys() - names:
+            del self._models[gone]
+        return [one for one in await asyncio.gather(*map(self._seen, names)) if one is not None]
+
+    async def _seen(self, name: str) -> Seen | None:
+        try:
+            return await self.seen(name)
+        except KvdError:
+            return None
+
+    def _of(self, name: str) -> Reads[Model]:
+        return self._models.setdefault(name, Reads(lambda: find(self._home, name)))
+
+
+def resolved(name: str, settings: Models, names: Sequence[str]) -> str:
+    """The model of that name, else the one it is an alias of; for "" the default one, or the only one there is. `names`
+    are here. Raises UnknownModel."""
+    if not (wanted := name or settings.default):
+        if len(names) == 1:
+            return names[0]
+        known = list(names)
         if not known:
-            raise UnknownModel("no model is here yet; try: kvd pull demo", model="", known=[])
+            raise UnknownModel("no model is here yet; try: kvd pull demo", model="", known=known)
         raise UnknownModel(f"which model? there are several and no default: {', '.join(known)}", model="", known=known)
+    if wanted in names:
+        return wanted
+    alias = aliases.match(wanted, settings.aliases)
+    if alias is None:
+        raise record.unknown(wanted, names)
+    pattern, target = alias
+    if target in names:
+        return target
+    problem = record.unknown(target, names)
+    chained = "; an alias of an alias leads nowhere" if target in dict(settings.aliases) else ""
+    raise UnknownModel(
+        f"{wanted!r} is an alias of {target!r} (models.aliases: {pattern}): {problem.message}{chained}",
+        **{**problem.details, "model": wanted, "alias_of": target},
+    )
 
-    def stored_name(self, name: str, settings: Models, stored: Container[str]) -> str:
-        """The name that the store has for a model: `stored` holds those it has something of, also of models that are
-        not here any more; they come before aliases. Raises UnknownModel for an alias of no model."""
-        if name in stored or name in record.names(self._home) or aliases.match(name, settings.aliases) is None:
-            return name
-        return self.resolve(name, settings).name
 
-    def aliases(self, settings: Models) -> dict[str, list[str]]:
-        """Names and patterns by the model they lead to."""
-        return aliases.by_model(settings.aliases, record.names(self._home))
+def stored_name(name: str, settings: Models, names: Sequence[str], stored: Container[str]) -> str:
+    """The name that the store has for a model: `stored` holds those it has something of, also of models that are not
+    here any more; they come before aliases. Raises UnknownModel for an alias of no model."""
+    if name in stored or name in names or aliases.match(name, settings.aliases) is None:
+        return name
+    return resolved(name, settings, names)
 
-    def _named(self, name: str, settings: Models) -> Model:
-        try:
-            return self._find(name)
-        except UnknownModel:
-            alias = aliases.match(name, settings.aliases)
-            if alias is None:
-                raise
-        pattern, target = alias
-        try:
-            return self._find(target)
-        except UnknownModel as problem:
-            chained = "; an alias of an alias leads nowhere" if target in dict(settings.aliases) else ""
-            raise UnknownModel(
-                f"{name!r} is an alias of {target!r} (models.aliases: {pattern}): {problem.message}{chained}",
-                **{**problem.details, "model": name, "alias_of": target},
-            ) from None
 
-    def _find(self, name: str) -> Model:
-        found, folder = record.find(self._home, name)
-        return Model(name, folder, found)
+def find(home: Path, name: str) -> Model:
+    """The model of this name. Raises UnknownModel, and UnsupportedModel for one whose files are gone."""
+    found, folder = record.find(home, name)
+    return Model(name, folder, found, facts(folder))
 
 
 def needs(folder: Path, block_size: int) -> Needs:

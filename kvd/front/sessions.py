@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from kvclient import wire
-from kvclient.errors import BadRequest, KvdError
+from kvclient.errors import BadRequest, Cancelled, KvdError, Timeout
 from kvclient.fields import VERBS
 from kvclient.wire import Message
 from kvd.front.logs import Log, logger
@@ -150,3 +150,13 @@ class Sessions:
         if not mine:
             del self._by_peer[session.peer]
         return True
+
+
+def cancelled(reason: str) -> Cancelled:
+    """For a request that no worker has yet."""
+    return Cancelled(f"cancelled while waiting: {reason}", reason=reason)
+
+
+def late(limit_s: float | None) -> Timeout:
+    """For a request that no worker had within its own time limit."""
+    return Timeout(f"{limit_s} s passed before the model was loaded", limit_s=limit_s, stage="load")

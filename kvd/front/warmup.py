@@ -5,12 +5,13 @@ The daemon is its own client here: these requests queue, yield and fail as anybo
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from pathlib import Path
 
 from kvclient import AsyncClient, compose
 from kvclient.errors import KvdError
 from kvd.front.logs import logger
+from kvd.front.reads import in_thread
 from kvd.kinds import WarmPrompt
 
 DURABLE_WAIT_MS = 60_000
@@ -24,7 +25,7 @@ async def warm_up(socket: Path, prompts: tuple[WarmPrompt, ...]) -> None:
     async with AsyncClient(socket) as client:
         for prompt in prompts:
             try:
-                text = await asyncio.to_thread(prompt.file.read_text, encoding="utf-8")
+                text = await in_thread(partial(prompt.file.read_text, encoding="utf-8"))
                 body = compose.warm_body(text, prompt.system, raw=prompt.raw)
                 stats = await client.warm(
                     prompt.model, **body, pin=True, priority="background", durable_wait_ms=DURABLE_WAIT_MS

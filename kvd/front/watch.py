@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from kvclient.errors import Timeout
 from kvd.front.fleet import Fleet
-from kvd.front.sessions import Sessions
+from kvd.front.sessions import Sessions, late
 from kvd.front.slot import Slot
 
 STALL_S = 2.0
@@ -32,8 +31,7 @@ class Watch:
         for session in list(slot.waiting):
             limit = session.limit_s
             if limit is not None and now - session.born >= limit:
-                late = Timeout(f"{limit} s passed before the model was loaded", limit_s=limit, stage="load")
-                self._fleet.fail_waiting(slot, session, late)
+                self._fleet.fail_waiting(slot, session, late(limit))
 
     def _hang(self, slot: Slot, now: float, asleep: bool) -> None:
         worker = slot.worker

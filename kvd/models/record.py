@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -80,14 +81,18 @@ def _recorded(folder: Path) -> bool:
         return True  # who reads it is told why
 
 
+def unknown(name: str, known: Sequence[str]) -> UnknownModel:
+    """For a name that is none of `known`."""
+    hint = f"known: {', '.join(known)}" if known else "none is here yet; try: kvd pull demo"
+    return UnknownModel(f"no model named {name!r} ({hint})", model=name, known=list(known))
+
+
 def find(home: Path, name: str) -> tuple[Record, Path]:
     """The record of `name` and the folder that holds its files. Raises UnknownModel with the known names, and
     UnsupportedModel when the files are gone."""
     folder = home / "models" / name
     if not _NAME.fullmatch(name) or not _recorded(folder):
-        known = names(home)
-        hint = f"known: {', '.join(known)}" if known else "none is here yet; try: kvd pull demo"
-        raise UnknownModel(f"no model named {name!r} ({hint})", model=name, known=known)
+        raise unknown(name, names(home))
     record = read_record(folder)
     files = Path(record.path) if record.path else folder
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvd.cli import main as cli
+from tests.front.serve import HUNG
 from tests.front.support import Daemon, daemon
 
 Shown = pytest.CaptureFixture[str]
@@ -43,6 +44,17 @@ def test_a_model_that_is_not_loaded_shows_its_size_on_disk_with_a_daemon_and_wit
         assert cli.main(["models"]) == 0
         head, big, demo = capsys.readouterr().out.splitlines()
         assert "ON DISK" in head and "3 MiB" in big and " B" in demo
+
+
+def test_a_model_whose_disk_hangs_is_listed_as_it_was_and_that_is_said(running: Daemon, capsys: Shown) -> None:
+    assert cli.main(["models"]) == 0
+    before = capsys.readouterr()
+    (running.home / HUNG).symlink_to(running.home / "models/big")
+    assert cli.main(["models"]) == 0
+    after = capsys.readouterr()
+    (running.home / HUNG).unlink()
+    assert after.out == before.out and not before.err
+    assert "kvd: big: the disk of its files has not answered for" in after.err
 
 
 def test_a_model_whose_files_are_gone_is_listed_with_the_reason(running: Daemon, capsys: Shown) -> None:

@@ -20,6 +20,7 @@ STATUS: dict[str, Any] = {
         {"name": "demo", "state": "loaded", "pid": 78, "kv_precision": "native", "pinned": True, "blocks_total": 10,
          "blocks_live": 1, "blocks_cached": 5, "pool_bytes": 2**20, "live": 2, "waiting": 1, "reads_hung": 3},
         {"name": "other", "state": "down", "crashes": 5, "log": "/h/logs/w.log"},
+        {"name": "far", "state": "not loaded", "unread_s": 90.4},
     ],
     "requests": [
         {"id": "abcdef0123456789", "kind": "generate", "model": "demo", "stage": "running", "age_s": 3.0,
@@ -44,7 +45,8 @@ def test_status_shows_models_requests_reuse_and_what_needs_a_look() -> None:
         "pid 77", "up 2h", "1 GiB of 8 GiB", "3 GiB of 20 GiB, 1,234 blocks, 5 MiB written today",
         "90 % of 1,000 prompt tokens were cached (600 in memory, 300 on SSD), 100 computed",
         "demo (pinned)", "512 of 2,048 (256 cached)", "place 1 in the line", "other crashed too often",
-        "kvd load other", "demo: the disk does not answer (3 reads",
+        "kvd load other", "demo: the disk of the store does not answer (3 reads",
+        "far: the disk of its files has not answered for",
     ):  # fmt: skip
         assert words in text, words
     for crashes, often in ((1, "once"), (2, "2 times")):

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvclient.errors import BadRequest, StoreError
+from kvd.front.registry import stored_name
 from kvd.front.slot import State
 from kvd.front.verbs.base import Body, Call
 from kvd.front.workers import Worker
@@ -39,7 +40,7 @@ async def _stored_name(call: Call, model: str) -> str:
         stored = await call.services.store.do(_names)
     except StoreError:
         stored = set()
-    return call.services.registry.stored_name(model, call.services.config.models, stored)
+    return stored_name(model, call.services.config.models, await call.services.registry.names(), stored)
 
 
 async def _stored(call: Call) -> Body:

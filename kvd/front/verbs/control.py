@@ -65,11 +65,12 @@ class Status:
 
     async def run(self, call: Call) -> Body:
         services = call.services
+        models = await describe(services)
         held = {slot.model.name: services.ledger.held(slot.model.name).total for slot in services.fleet.slots}
         return {
             "pid": os.getpid(), "version": __version__, "protocol": wire.VERSION,
             "home": str(services.config.home), "uptime_s": round(time.time() - services.born, 3),
-            "models": describe(services),
+            "models": models,
             "requests": [_request(session) for session in services.sessions if session is not call.session],
             "memory": {"budget_bytes": services.ledger.budget, "used_bytes": services.ledger.used,
                        "by_model": {name: size for name, size in held.items() if size}},

@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from kvclient.errors import BadRequest
 from kvd import kinds
-from kvd.front.registry import Model
+from kvd.front.registry import Seen
 from kvd.front.slot import Slot, State
 from kvd.front.verbs.base import Body, Call, Services
-from kvd.models.facts import facts
+from kvd.models.aliases import by_model
 
 
-def describe(services: Services) -> list[dict[str, Any]]:
+async def describe(services: Services) -> list[dict[str, Any]]:
     """Every model that is here, loaded or not, and those that run though their folder is gone."""
-    found = {model.name: model for model in services.registry.all()}
-    gone = {s.model.name: s.model for s in services.fleet.slots if s.state is not State.NOT_LOADED}
-    return _rows(services, [model for _, model in sorted((gone | found).items())])
-
-
-def _rows(services: Services, models: Iterable[Model]) -> list[dict[str, Any]]:
-    slots = {slot.model.name: slot for slot in services.fleet.slots}
-    aliases = services.registry.aliases(services.config.models)
-    return [_row(model, slots.get(model.name), aliases.get(model.name, [])) for model in models]
-
-
-def _row(model: Model, slot: Slot | None, aliases: list[str]) -> dict[str, Any]:
-    about = {
-        "name": model.name, "state": State.NOT_LOADED.value, "source": model.record.source,
-        "fingerprint": model.record.fingerprint, "pulled_at": model.record.pulled_at, "notes": list(model.record.notes),
-        "aliases": aliases, **facts(model.folder),
+    found = {seen.name: seen for seen in await services.registry.all()}
+    gone = {
+        slot.model.name: Seen(slot.model.name, replace(slot.model, facts={}))
+        for slot in services.fleet.slots if slot.state is not State.NOT_LOADED
     }  # fmt: skip
+    return _rows(services, [seen for _, seen in sorted((gone | found).items())])
+
+
+def _rows(services: Services, found: Iterable[Seen]) -> list[dict[str, Any]]:
+    slots = {slot.model.name: slot for slot in services.fleet.slots}
+    aliases = by_model(services.config.models.aliases, services.registry.known)
+    return [_row(seen, slots.get(seen.name), aliases.get(seen.name, [])) for seen in found]
+
+
+def _row(seen: Seen, slot: Slot | None, aliases: list[str]) -> dict[str, Any]:
+    """`unread_s`: for so many seconds the disk has not said what of this is still true."""
+    about: dict[str, Any] = {"name": seen.name, "state": State.NOT_LOADED.value, "aliases": aliases}
+    if (model := seen.model) is not None:
+        record = model.record
+        about |= {"source": record.source, "fingerprint": record.fingerprint, "pulled_at": record.pulled_at}
+        about |= {"notes": list(record.notes), **model.facts}
+    if seen.unread_s:
+        about["unread_s"] = round(seen.unread_s, 3)
     return about if slot is None else about | slot.describe()
 
 
@@ -41,10 +48,11 @@ class Models:
     name = "models"
 
     async def run(self, call: Call) -> Body:
-        services, name = call.services, call.body.get("model")
-        if name is None:
-            return {"models": describe(services)}
-        return {"models": _rows(services, [services.registry.resolve(name, services.config.models)])}
+        services, asked = call.services, call.body.get("model")
+        if asked is None:
+            return {"models": await describe(services)}
+        name = await services.registry.resolve(asked, services.config.models)
+        return {"models": _rows(services, [await services.registry.seen(name)])}
 
 
 class Load:
@@ -54,7 +62,7 @@ class Load:
 
     async def run(self, call: Call) -> Body:
         services, body = call.services, call.body
-        model = services.registry.resolve(body["model"], services.config.models)
+        model = await services.registry.model(await services.registry.resolve(body["model"], services.config.models))
         if (kv := body.get("kv")) is not None:
             try:
                 kinds.PRECISION.parse(kv)
@@ -71,9 +79,11 @@ class Unload:
 
     async def run(self, call: Call) -> Body:
         services = call.services
-        model = services.registry.resolve(call.body["model"], services.config.models)
-        slot = services.fleet.slot(model)
+        name = await services.registry.resolve(call.body["model"], services.config.models)
+        slot = next((slot for slot in services.fleet.slots if slot.model.name == name), None)
+        if slot is None:
+            return {"model": name, "unloaded": False}
         was = slot.state
         slot.pinned, slot.kv = False, None
         await services.fleet.unload(slot, "asked")
-        return {"model": model.name, "unloaded": was is not State.NOT_LOADED}
+        return {"model": name, "unloaded": was is not State.NOT_LOADED}

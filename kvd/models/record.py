@@ -8,6 +8,7 @@ Standard library only: the front reads records.
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Sequence
@@ -81,6 +82,14 @@ def _recorded(folder: Path) -> bool:
         return True  # who reads it is told why
 
 
+def _spelt(folder: Path) -> bool:
+    """Whether this is the folder's own name: macOS finds `demo` as `Demo` too, and would load it a second time."""
+    try:
+        return folder.name in os.listdir(folder.parent)
+    except OSError:
+        return True  # it has been found all the same
+
+
 def unknown(name: str, known: Sequence[str]) -> UnknownModel:
     """For a name that is none of `known`."""
     hint = f"known: {', '.join(known)}" if known else "none is here yet; try: kvd pull demo"
@@ -91,7 +100,7 @@ def find(home: Path, name: str) -> tuple[Record, Path]:
     """The record of `name` and the folder that holds its files. Raises UnknownModel with the known names, and
     UnsupportedModel when the files are gone."""
     folder = home / "models" / name
-    if not _NAME.fullmatch(name) or not _recorded(folder):
+    if not _NAME.fullmatch(name) or not _recorded(folder) or not _spelt(folder):
         raise unknown(name, names(home))
     record = read_record(folder)
     files = Path(record.path) if record.path else folder

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,14 @@ def test_models_are_found_beside_their_record_or_where_it_points(tmp_path: Path)
     shutil.rmtree(elsewhere)
     with pytest.raises(UnsupportedModel, match="files of model outside are gone"):
         find(tmp_path, "outside")
+
+
+def test_a_model_has_one_spelling_where_the_disk_takes_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model(place(tmp_path, "Demo"))
+    assert find(tmp_path, "Demo")[0].name == "Demo"
+    monkeypatch.setattr(os, "listdir", lambda folder: ["demo"])
+    with pytest.raises(UnknownModel):
+        find(tmp_path, "Demo")
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import struct
+import sys
 import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
@@ -112,6 +113,19 @@ def test_a_full_disk_fails_and_a_small_one_warns(home: Home, monkeypatch: pytest
     for free, level in ((4, Level.FAIL), (7, Level.WARN), (40, Level.OK)):
         monkeypatch.setattr(disk.os, "statvfs", lambda place, free=free: space(free * 2**20, 1024))
         assert disk.space(config).level is level, free
+
+
+def test_on_macos_the_disk_is_measured_and_not_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F_NOCACHE counts for what is read and written behind it; fsync alone leaves the drive's own cache full."""
+    asked: list[object] = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for number, name in enumerate(("F_NOCACHE", "F_FULLFSYNC")):
+        monkeypatch.setattr(disk.fcntl, name, -number, raising=False)
+    monkeypatch.setattr(disk.fcntl, "fcntl", lambda fd, *what: asked.append(what))
+    disk.measure(tmp_path, 2**20)
+    assert asked == [(0, 1), (-1,), (-1,)]
 
 
 def test_a_limit_above_what_the_machine_has_warns(home: Home) -> None:

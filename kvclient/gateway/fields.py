@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from kvclient.errors import BadRequest
+
+_ESCAPED_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 class Fields:
@@ -120,9 +125,40 @@ def fields_of(value: Any, where: str = "") -> Fields:
 
 
 def parse_json(raw: bytes) -> Fields:
-    """The body of a request. Raises BadRequest for anything but one JSON object."""
+    """The body of a request. Raises BadRequest for anything but one JSON object that can be written again as it is."""
     try:
-        value = json.loads(raw)
+        text = raw.decode("utf-8-sig")
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as problem:
         raise BadRequest(f"the body is not JSON: {problem}") from None
+    if _ESCAPED_HALF.search(text):
+        _check_characters(value)
     return fields_of(value)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number")
+    return value
+
+
+def _check_characters(value: Any) -> None:
+    """Raises BadRequest for text that holds half a surrogate pair, as where a client cut an emoji in two."""
+    rest = [("", value)]
+    while rest:
+        path, item = rest.pop()
+        if isinstance(item, dict):
+            rest += [(f"{path}.{key}" if path else key, inner) for key, inner in item.items()]
+            texts = list(item)
+        elif isinstance(item, list):
+            rest += [(f"{path}[{index}]", inner) for index, inner in enumerate(item)]
+            continue
+        else:
+            texts = [item] if isinstance(item, str) else []
+        for text in texts:
+            if (half := _HALF.search(text)) is not None:
+                raise BadRequest(
+                    f"{path or 'the body'} holds a lone surrogate at character {half.start()}: it is no valid text",
+                    field=path or None, position=half.start(),
+                )  # fmt: skip

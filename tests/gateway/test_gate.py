@@ -113,6 +113,29 @@ def test_a_body_that_is_no_object_is_a_bad_request(serve: Serve, body: bytes) ->
         assert httpx.post(serve().url + path, content=body).status_code == 400
 
 
+@pytest.mark.parametrize(("part", "field"), [
+    (r'"metadata": {"a": ["x", "\ud83d"]}', "metadata.a[1]"), (r'"user": "\uDE00"', "user"),
+    (r'"a\ud83d": 1', "the body"),
+    (r'"metadata": {"\ud83d": 1}', "metadata"), (r'"tools": [{"x": "\ud83d\u0041"}]', "tools[0].x"),
+])  # fmt: skip
+def test_half_a_character_anywhere_is_a_bad_request_that_says_where(serve: Serve, part: str, field: str) -> None:
+    served = serve()
+    for path, stream in (("/v1/responses", "true"), ("/v1/responses", "false"), (CHAT, "false")):
+        body = f'{{"model": "demo", "input": "Hi", "messages": [], "stream": {stream}, {part}}}'
+        reply = httpx.post(served.url + path, content=body.encode())
+        assert reply.status_code == 400 and reply.json()["error"]["message"].startswith(f"{field} holds"), reply.text
+    whole = r'{"model": "demo", "input": "Hi", "metadata": {"a": "\ud83d\ude00 \\ud83d"}}'
+    reply = httpx.post(served.url + "/v1/responses", content=whole.encode())
+    assert reply.json()["metadata"] == {"a": "😀 \\ud83d"}
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_json_does_not_have_are_a_bad_request_and_not_repeated(serve: Serve, number: str) -> None:
+    body = f'{{"model": "demo", "input": "Hi", "metadata": {{"a": {number}}}}}'
+    reply = httpx.post(serve().url + "/v1/responses", content=body.encode())
+    assert reply.status_code == 400 and number in reply.json()["error"]["message"]
+
+
 def test_more_requests_at_once_than_allowed_are_busy_and_room_comes_back(serve: Serve) -> None:
     go = threading.Event()
 

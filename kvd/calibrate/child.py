@@ -92,7 +92,7 @@ def calibrate(order: Order, teller: Teller) -> str:
     from kvd.calibrate import plan as plans
     from kvd.calibrate import result
     from kvd.calibrate.run import METHOD, Run, stops_of
-    from kvd.calibrate.trial import Means
+    from kvd.calibrate.trial import Setup
 
     began = time.monotonic()
     loaded = load(order.folder, available=order.memory)
@@ -106,12 +106,12 @@ def calibrate(order: Order, teller: Teller) -> str:
     basis = digest(order.identity, METHOD, backend, layout.describe(), order.block_size, chunk, asdict(material))
     known = known_of(order, basis)
     plan = plans.make(order.presets, len(layout.layers), material.tokens, len(material.window))
-    means = Means(
+    setup = Setup(
         model=loaded.model, paths=_paths(loaded.model, layout, order.block_size, info.architecture),
         block=order.block_size, chunk=chunk, stops=stops_of(tokenizer), tick=teller.tick,
     )  # fmt: skip
     run = Run(
-        means, layout, material, plan, order.gate, order.budget, lambda ids: str(tokenizer.decode(ids)), teller.doing,
+        setup, layout, material, plan, order.gate, order.budget, lambda ids: str(tokenizer.decode(ids)), teller.doing,
         known,
     )  # fmt: skip
     stages = plans.remaining(_stages(loaded, plan), plan, known)

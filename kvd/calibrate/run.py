@@ -20,7 +20,7 @@ from kvd.calibrate.proposals import Proposals, check_budget, costs_of
 from kvd.calibrate.result import AGAIN, NATIVE, Calibration, Gate, LayerCost, OneSided, Quality, Setting
 from kvd.calibrate.resume import Resume
 from kvd.calibrate.search import ANCHOR
-from kvd.calibrate.trial import Means, Prefilled
+from kvd.calibrate.trial import Prefilled, Setup
 
 METHOD: Final = (
     "Settings: prefilled through the quantised pool, compared over the last positions in one teacher-forced chunk. "
@@ -59,10 +59,10 @@ class Run:
     """
 
     def __init__(
-        self, means: Means, layout: KVLayout, material: Material, plan: Plan, gate: Gate, budget: int | None,
+        self, setup: Setup, layout: KVLayout, material: Material, plan: Plan, gate: Gate, budget: int | None,
         decode: Callable[[list[int]], str], say: Callable[[str, str], None], known: Calibration | None = None,
     ) -> None:  # fmt: skip
-        self._means, self._layout, self._material, self._plan = means, layout, material, plan
+        self._setup, self._layout, self._material, self._plan = setup, layout, material, plan
         self._gate, self._budget, self._decode, self._say, self._known = gate, budget, decode, say, known
         self._warnings: list[str] = []
         self._tables_made = 0
@@ -117,11 +117,11 @@ class Run:
 
     def _measured_native(self) -> Native:
         self._say("native", NATIVE)
-        material, means = self._material, self._means
-        filled = trial.prefill(means, self._layout, material)
-        answers, first_s = trial.answer(means, filled, material.questions)
-        needles = sum(trial.recalled(means, filled, probe) for probe in material.probes)
-        logits = trial.window(means, filled, material.window)
+        material, setup = self._material, self._setup
+        filled = trial.prefill(setup, self._layout, material)
+        answers, first_s = trial.answer(setup, filled, material.questions)
+        needles = sum(trial.recalled(setup, filled, probe) for probe in material.probes)
+        logits = trial.window(setup, filled, material.window)
         reference = Reference.of(logits, material.window, material.following)
         del logits
         filled.sequence.truncate(len(material.prefix))
@@ -131,17 +131,17 @@ class Run:
 
     def _again(self) -> Setting:
         """Native in chunks of half the size: the products have other shapes, so it shows what rounding does."""
-        halved = replace(self._means, chunk=self._means.chunk // 2)
+        halved = replace(self._setup, chunk=self._setup.chunk // 2)
         return self._setting("native", AGAIN, self._layout, halved, passes=2)
 
-    def _setting(self, kind: str, name: str, layout: KVLayout, means: Means | None = None, passes: int = 1) -> Setting:
-        material, means, native = self._material, means or self._means, self._native
+    def _setting(self, kind: str, name: str, layout: KVLayout, setup: Setup | None = None, passes: int = 1) -> Setting:
+        material, setup, native = self._material, setup or self._setup, self._native
         self._tables_made += kind == "table"
         self._say(kind, f"table {self._tables_made} of the search" if kind == "table" else name)
-        filled = trial.prefill(means, layout, material)
-        answers, first_s = trial.answer(means, filled, material.questions)
-        needles = sum(trial.recalled(means, filled, probe) for probe in material.probes)
-        quality = native.reference.quality(trial.window(means, filled, material.window, passes))
+        filled = trial.prefill(setup, layout, material)
+        answers, first_s = trial.answer(setup, filled, material.questions)
+        needles = sum(trial.recalled(setup, filled, probe) for probe in material.probes)
+        quality = native.reference.quality(trial.window(setup, filled, material.window, passes))
         filled.sequence.close()
         return self._row(name, layout, filled, quality, answers, native.answers, needles, first_s)
 
@@ -149,14 +149,14 @@ class Run:
         self, name: str, layout: KVLayout, filled: Prefilled, quality: Quality, answers: list[list[int]],
         expected: list[list[int]], needles: int, first_s: float,
     ) -> Setting:  # fmt: skip
-        blocks = -(-self._material.tokens // self._means.block)
+        blocks = -(-self._material.tokens // self._setup.block)
         pairs = list(zip(answers, expected, strict=True))
         asked = [(ids, words) for ids, words in zip(answers, self._material.expects, strict=True) if words]
         right = sum(any(word in self._decode(ids) for word in words) for ids, words in asked)
         return Setting(
             name=name,
             bytes_per_token=layout.bytes_per_token(),
-            measured_bytes_per_token=filled.pool_bytes / (blocks * self._means.block),
+            measured_bytes_per_token=filled.pool_bytes / (blocks * self._setup.block),
             quality=quality,
             needles=(needles, len(self._material.probes)),
             facts=(right, len(asked)),
@@ -173,8 +173,8 @@ class Run:
         material, native = self._material, self._native
         first, last = _split(material.window, positions)
         shifted = replace(material, prefix=(*material.prefix, *first), window=last)
-        filled = trial.transplant(self._means, layout, shifted, native.filled)
-        logits = trial.window(self._means, filled, shifted.window)
+        filled = trial.transplant(self._setup, layout, shifted, native.filled)
+        logits = trial.window(self._setup, filled, shifted.window)
         filled.sequence.close()
         return native.reference.last(positions).quality(logits)
 
@@ -191,15 +191,15 @@ class Run:
         positions = min(self._plan.layer_window, len(self._material.window))
         filled, (first, last) = self._native.filled, _split(self._material.window, positions)
         if first:
-            trial.window(self._means, filled, first)
+            trial.window(self._setup, filled, first)
         before = filled.sequence.rows
 
         def native() -> mx.array:
-            logits = trial.window(self._means, filled, last)
+            logits = trial.window(self._setup, filled, last)
             filled.sequence.truncate(before)
             return logits
 
-        resume, found = Resume(self._means.model, native), []
+        resume, found = Resume(self._setup.model, native), []
         for layer in range(self._plan.layers):
             self._say("layer", f"layer {layer} alone at {ANCHOR} bits")
             with resume.at(layer):

@@ -27,7 +27,7 @@ SPACE: Final = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class Setup:
     """What every trial uses. block and chunk in tokens."""
 
     model: Any
@@ -51,30 +51,30 @@ class Prefilled:
     seconds: float
 
 
-def prefill(means: Means, layout: KVLayout, material: Material) -> Prefilled:
+def prefill(setup: Setup, layout: KVLayout, material: Material) -> Prefilled:
     """The prefix, chunk by chunk on the worker's grid, into a pool of this layout that is as large as the text."""
-    paths = means.paths(layout)
+    paths = setup.paths(layout)
     let_go()
     before = mx.get_active_memory()
-    cache, sequence = _open(means, layout, material, paths)
+    cache, sequence = _open(setup, layout, material, paths)
     pool_bytes = mx.get_active_memory() - before
     mx.reset_peak_memory()
     began = time.perf_counter()
     while sequence.rows < len(material.prefix):
-        part = list(material.prefix[sequence.rows : sequence.rows + means.chunk])
+        part = list(material.prefix[sequence.rows : sequence.rows + setup.chunk])
         sequence.reserve(len(part))
-        forward(means.model, cache, [(sequence, part)], logits=False)
+        forward(setup.model, cache, [(sequence, part)], logits=False)
         sequence.advance(part)
-        means.tick()
+        setup.tick()
     seconds = time.perf_counter() - began
     return Prefilled(cache, sequence, pool_bytes, mx.get_peak_memory() - before, seconds)
 
 
-def transplant(means: Means, layout: KVLayout, material: Material, native: Prefilled) -> Prefilled:
+def transplant(setup: Setup, layout: KVLayout, material: Material, native: Prefilled) -> Prefilled:
     """The prefix as native KV has it, quantised once into a pool of this layout: no row goes through the model."""
     let_go()
-    cache, sequence = _open(means, layout, material, native.cache.paths)
-    rows, size = len(material.prefix), means.block
+    cache, sequence = _open(setup, layout, material, native.cache.paths)
+    rows, size = len(material.prefix), setup.block
     sequence.reserve(rows)
     table = sequence.block_table
     into = pieces(table, size, 0, rows)
@@ -96,22 +96,22 @@ def let_go() -> None:
     mx.clear_cache()
 
 
-def window(means: Means, filled: Prefilled, tokens: Sequence[int], passes: int = 1) -> mx.array:
+def window(setup: Setup, filled: Prefilled, tokens: Sequence[int], passes: int = 1) -> mx.array:
     """Logits [positions, vocab] of `tokens` behind the sequence, as a prefill chunk (or `passes` of them); advances
     it."""
     size, outs = -(-len(tokens) // passes), []
     for at in range(0, len(tokens), size):
         part = tokens[at : at + size]
-        outs.append(_pass(means, filled.cache, filled.sequence, part))
+        outs.append(_pass(setup, filled.cache, filled.sequence, part))
         filled.sequence.advance(part)
     return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
 
-def recalled(means: Means, filled: Prefilled, probe: Probe) -> bool:
+def recalled(setup: Setup, filled: Prefilled, probe: Probe) -> bool:
     """Whether every token of the needle's answer is the most likely one, each behind the right ones before it."""
     twin = filled.sequence.fork()
     try:
-        out = _pass(means, filled.cache, twin, probe.ids)
+        out = _pass(setup, filled.cache, twin, probe.ids)
         rows = out[-probe.answer - 1 : -1]
         expected = mx.array(probe.ids[-probe.answer :])
         found: Any = mx.all(mx.argmax(rows, axis=-1) == expected).item()
@@ -120,7 +120,7 @@ def recalled(means: Means, filled: Prefilled, probe: Probe) -> bool:
         twin.close()
 
 
-def answer(means: Means, filled: Prefilled, questions: Sequence[Sequence[int]]) -> tuple[list[list[int]], float]:
+def answer(setup: Setup, filled: Prefilled, questions: Sequence[Sequence[int]]) -> tuple[list[list[int]], float]:
     """Greedy answers to all questions, decoded together over the shared prefix, and the seconds from the end of the
     prefill to the first question's first token."""
     cache = filled.cache
@@ -129,20 +129,20 @@ def answer(means: Means, filled: Prefilled, questions: Sequence[Sequence[int]]) 
         began, first_s = time.perf_counter(), 0.0
         last: list[int] = []
         for twin, ids in zip(twins, questions, strict=True):
-            last.append(_top(_pass(means, cache, twin, ids)[-1:])[0])
+            last.append(_top(_pass(setup, cache, twin, ids)[-1:])[0])
             twin.advance(ids)
             first_s = first_s or time.perf_counter() - began
         answers = [[token] for token in last]
         for _ in range(ANSWER - 1):
-            live = [i for i, ids in enumerate(answers) if ids[-1] not in means.stops]
+            live = [i for i, ids in enumerate(answers) if ids[-1] not in setup.stops]
             if not live:
                 break
             for i in live:
                 twins[i].reserve(1)
-            out = forward(means.model, cache, [(twins[i], [answers[i][-1]]) for i in live])
+            out = forward(setup.model, cache, [(twins[i], [answers[i][-1]]) for i in live])
             assert out is not None
             tops = _top(out)
-            means.tick()
+            setup.tick()
             for i, token in zip(live, tops, strict=True):
                 twins[i].advance([answers[i][-1]])
                 answers[i].append(token)
@@ -152,21 +152,21 @@ def answer(means: Means, filled: Prefilled, questions: Sequence[Sequence[int]]) 
             twin.close()
 
 
-def _open(means: Means, layout: KVLayout, material: Material, paths: Paths) -> tuple[PagedCache, CachedSequence]:
-    blocks = -(-material.tokens // means.block)
+def _open(setup: Setup, layout: KVLayout, material: Material, paths: Paths) -> tuple[PagedCache, CachedSequence]:
+    blocks = -(-material.tokens // setup.block)
     spare = SPARE_BLOCKS * max(len(material.questions), 1)
-    cache = PagedCache(layout, means.block, blocks + spare, initial_blocks=blocks, namespace=SPACE)
+    cache = PagedCache(layout, setup.block, blocks + spare, initial_blocks=blocks, namespace=SPACE)
     cache.paths = paths
     return cache, cache.open([], None, expected_rows=material.tokens)
 
 
-def _pass(means: Means, cache: PagedCache, sequence: CachedSequence, tokens: Sequence[int]) -> mx.array:
+def _pass(setup: Setup, cache: PagedCache, sequence: CachedSequence, tokens: Sequence[int]) -> mx.array:
     """Logits of every token, not of the last one only as `forward` gives them."""
     sequence.reserve(len(tokens))
     step = plan_step(cache, [sequence], len(tokens), discard_last=False)
-    out: mx.array = means.model(mx.array([list(tokens)]), cache=cache.layer_caches(step))[0]
+    out: mx.array = setup.model(mx.array([list(tokens)]), cache=cache.layer_caches(step))[0]
     mx.eval(out)
-    means.tick()
+    setup.tick()
     return out
 
 

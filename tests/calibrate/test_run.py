@@ -18,7 +18,7 @@ from kvd.calibrate import trial
 from kvd.calibrate.material import Material, Probe
 from kvd.calibrate.result import Gate
 from kvd.calibrate.run import Findings, Run, choose_best
-from kvd.calibrate.trial import Means
+from kvd.calibrate.trial import Setup
 from tests.cache.support import model, prompt
 from tests.calibrate.support import BAD, GOOD, calibration, setting
 
@@ -39,14 +39,14 @@ def calibrate(
     )
     layout = inspect_layout(net)
     plan = plans.make(presets, len(layout.layers), material.tokens, len(material.window))
-    means = Means(net, lambda layout: Paths(), block=16, chunk=64, stops=frozenset({2}), tick=lambda: None)
+    setup = Setup(net, lambda layout: Paths(), block=16, chunk=64, stops=frozenset({2}), tick=lambda: None)
     kept = None if known is None else calibration(settings=known.settings, sides=known.sides, layers=known.layers)
 
     def say(kind: str, what: str) -> None:
         if said is not None:
             said.append((kind, what))
 
-    return Run(means, layout, material, plan, gate, budget, str, say, kept).everything()
+    return Run(setup, layout, material, plan, gate, budget, str, say, kept).everything()
 
 
 def test_everything_is_measured_and_more_bits_cost_less() -> None:
@@ -71,8 +71,8 @@ def test_native_again_shows_rounding_and_no_more(monkeypatch: pytest.MonkeyPatch
     assert found.settings[1].quality.kld_mean < 1e-6 and found.warnings == ()
     real = trial.window
 
-    def rounding(means: Means, filled: Any, tokens: Any, passes: int = 1) -> mx.array:
-        out = real(means, filled, tokens, passes)
+    def rounding(setup: Setup, filled: Any, tokens: Any, passes: int = 1) -> mx.array:
+        out = real(setup, filled, tokens, passes)
         return out if passes == 1 else out.astype(mx.bfloat16).astype(mx.float16)
 
     monkeypatch.setattr(trial, "window", rounding)
@@ -122,9 +122,9 @@ def test_the_paths_of_a_pool_are_those_checked_for_its_layout() -> None:
 
     ids = prompt(280, 4)
     material = Material(tuple(ids[:240]), tuple(ids[240:]), None, (), (tuple(prompt(5, 1)),), ((),))
-    means = Means(net, paths, block=16, chunk=64, stops=frozenset(), tick=lambda: None)
+    setup = Setup(net, paths, block=16, chunk=64, stops=frozenset(), tick=lambda: None)
     for name in ("native", "k8v8"):
-        filled = trial.prefill(means, precision.apply(layout, name), material)
+        filled = trial.prefill(setup, precision.apply(layout, name), material)
         assert filled.cache.paths == Paths(table=name == "native")
     assert asked == [layout, precision.apply(layout, "k8v8")]
 
@@ -157,8 +157,8 @@ def test_a_preset_that_does_not_fit_is_left_out_and_said() -> None:
 def test_a_preset_whose_logits_are_no_numbers_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     real = trial.window
 
-    def broken(means: Means, filled: Any, tokens: Any, passes: int = 1) -> mx.array:
-        out = real(means, filled, tokens, passes)
+    def broken(setup: Setup, filled: Any, tokens: Any, passes: int = 1) -> mx.array:
+        out = real(setup, filled, tokens, passes)
         return out * float("nan") if filled.cache.layout.describe().count("6g32") == 4 else out
 
     monkeypatch.setattr(trial, "window", broken)

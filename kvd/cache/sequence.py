@@ -235,13 +235,12 @@ class CachedSequence:
         if len(runs) < 2 or len(self._table) - length > STRAIGHTENED:
             return
         anchor = self._table.index(start // size)
-        for _ in range(2):  # a block may have to wait for one before it to leave its target
-            for at in range(anchor + length, len(self._table)):
-                if not self._relocated(at, self._table[at - 1] + 1):
-                    break
-            for at in range(anchor - 1, -1, -1):
-                if not self._relocated(at, self._table[at + 1] - 1):
-                    break
+        for at in range(anchor + length, len(self._table)):
+            if not self._relocated(at, self._table[at - 1] + 1):
+                break
+        for at in range(anchor - 1, -1, -1):
+            if not self._relocated(at, self._table[at + 1] - 1):
+                break
         if len(self.runs()) > 1:
             self._move_house(0)
         self.cache.run_moves()
@@ -260,9 +259,14 @@ class CachedSequence:
                 assert moved, "the gap was not free"
 
     def _relocated(self, at: int, target: int) -> bool:
+        manager = self.cache.manager
         if self._table[at] == target:
             return True
-        if not self.cache.manager.relocate(self._table[at], target):
+        if target in self._table:  # one of its own is in the way, whose turn comes later
+            aside = manager.room(self, 1)
+            if aside is None or not self._relocated(self._table.index(target), aside):
+                return False
+        if not manager.relocate(self._table[at], target):
             return False
         self._table[at], self._runs = target, None
         return True

@@ -6,7 +6,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvd.cache import sequence as sequences
@@ -325,8 +325,9 @@ def test_a_hit_in_a_full_pool_evicts_one_block_at_most_to_become_one_run(monkeyp
     check(cache)
 
 
+@example(113508, 40)
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([40, 80, 200]))
+@given(st.integers(0, 2**32), st.sampled_from([48, 80, 200]))
 def test_a_sequence_alone_is_always_one_run(seed, blocks):
     """Turns, edits, branches and returns, one after the other: only live sharing makes two runs."""
     source = random.Random(seed)

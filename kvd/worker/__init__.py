@@ -9,6 +9,7 @@
 
     engine      the loop on MLX's thread                       scheduler   what to do next (pure)
     admit       from the queue to the pool                     live        the requests there are
+    room        who lacked room: is there enough now?
     generation  rows to answers, and how they end              compute     where rows go through the model
     sampler     drawing tokens                                 text        tokens to text: stops, reasoning, tool calls
     finish      storing the tail, waiting for commits          report      what a client is told

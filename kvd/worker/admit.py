@@ -193,6 +193,7 @@ class Admission:
             self.fetcher.start(choice, match, found, start)
         except PoolFull:
             self._close(choice)
+            choice.lacked_room = True
             raise
         choice.stage = Stage.LOADING
         if start > choice.rows:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -28,8 +28,9 @@ from kvd.worker.outbox import Outbox
 from kvd.worker.patience import Patience
 from kvd.worker.planner import Rates
 from kvd.worker.prompt import Prompt
-from kvd.worker.request import Choice, Request, Times
+from kvd.worker.request import Request, Times
 from kvd.worker.restore import Readers
+from kvd.worker.room import has_room
 from kvd.worker.scheduler import Limits, Stage, decide, positions
 from kvd.worker.spill import Spill
 
@@ -70,7 +71,7 @@ class Engine:
         self._cache = cache
         self._outbox = outbox
         self._heart = heart
-        self._limits = limits
+        self._given = limits
         self._clock = clock
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.rates = Rates()
@@ -86,8 +87,8 @@ class Engine:
             self._live, limits.chunk,
         )  # fmt: skip
         self._generation = Generation(
-            model.tokenizer, model.eos, cache, self._computer, self._finisher, self._live, outbox, self.rates, limits,
-            self._pulse, clock,
+            model.tokenizer, model.eos, cache, self._computer, self._finisher, self._live, outbox, self.rates,
+            self._limits, self._pulse, clock,
         )  # fmt: skip
         self._told_at = 0.0
         self._stop_at: float | None = None
@@ -166,11 +167,10 @@ class Engine:
         generation, live = self._generation, self._live
         generation.stalled = False
         self._admission.collect()
-        limits = replace(self._limits, row_s=self.rates.row_s or self._limits.row_s)
-        decision = decide(live.jobs(), limits, self.rates.prefill_s)
-        started = sum(self._start(live.choice(id)) for id in decision.admit if id in live)
+        decision = decide(live.jobs(), self._limits(), self.rates.prefill_s)
+        started = self._admit(decision.admit)
         if decoding := [live.choice(id) for id in decision.decode if id in live]:
-            generation.decode(decoding, alone=decision.prefill is None and not decision.admit)
+            generation.decode(decoding, alone=decision.prefill is None and not started)
         if decision.prefill is not None and decision.prefill.id in live:
             generation.prefill(live.choice(decision.prefill.id), decision.prefill, decoding)
         if started or decision.decode or decision.prefill:
@@ -178,6 +178,9 @@ class Engine:
         if (restore := self._admission.fetcher.ready()) is not None:
             generation.ahead(restore, self._due_s())
         return restore is not None
+
+    def _limits(self) -> Limits:
+        return replace(self._given, row_s=self.rates.row_s or self._given.row_s)
 
     # --- requests come and go
 
@@ -196,7 +199,7 @@ class Engine:
             return
         choice = self._admission.first_choice(request)
         self._live.add(choice)
-        place = positions(self._live.jobs(), self._limits)[choice.id]
+        place = positions(self._live.jobs(), self._limits())[choice.id]
         self._outbox.event("queued", id, {"position": place})
         self._admission.ask(choice)
 
@@ -216,25 +219,22 @@ class Engine:
                 needed=needed * block, available=most, budget=most, what="kv pool",
             )  # fmt: skip
 
-    def _start(self, choice: Choice) -> bool:
-        """Admit a waiting choice. False: it stays where it is."""
-        if choice.preempted and not self._has_room(choice):
-            return False
-        try:
-            started = self._admission.admit(choice, self._clock())
-        except PoolFull as full:
-            return self._generation.make_way(choice, full)
-        if started:
+    def _admit(self, ids: Sequence[str]) -> bool:
+        """Start waiting choices in their order, up to one for which there is no room: nobody behind it takes what it
+        waits for. Whether any was started."""
+        started = False
+        for choice in map(self._live.choice, ids):
+            if choice.lacked_room and not has_room(choice, self._live, self._cache):
+                break
+            try:
+                if not self._admission.admit(choice, self._clock()):
+                    continue
+            except PoolFull as full:
+                self._generation.make_way(choice, full)
+                break
             self._outbox.event("progress", choice.request.id, report.progress(choice.request))
+            started = True
         return started
-
-    def _has_room(self, choice: Choice) -> bool:
-        """Room for a preempted choice and one more block for each that runs: it must not be preempted again at once."""
-        active = sum(one.stage is not Stage.WAITING for one in self._live.choices)
-        pool = self._cache.stats
-        growth = pool.blocks_limit - pool.blocks_total
-        needed = len(choice.target) // self._cache.block_size + 2
-        return not active or pool.blocks_free + pool.blocks_cached + growth >= needed + active
 
     def _cancel(self, id: str, reason: str) -> None:
         request = self._live.request(id)
@@ -277,7 +277,7 @@ class Engine:
         self._heart.pulse = pulse
 
     def _standing(self) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        places = positions(self._live.jobs(), self._limits)
+        places = positions(self._live.jobs(), self._limits())
         live: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for request in self._live.requests:
             live[request.id] = report.standing(request, places.get(request.choices[0].id, 0))

@@ -44,7 +44,7 @@ class Generation:
 
     def __init__(
         self, tokenizer: Tokenizer, eos: frozenset[int], cache: PagedCache, computer: Computer, finisher: Finisher,
-        live: Live, outbox: Outbox, rates: Rates, limits: Limits, pulse: Callable[[str, float], None],
+        live: Live, outbox: Outbox, rates: Rates, limits: Callable[[], Limits], pulse: Callable[[str, float], None],
         clock: Callable[[], float],
     ) -> None:  # fmt: skip
         """`pulse(phase, seconds)` is told before every pass what it is and how long it should take."""
@@ -90,7 +90,7 @@ class Generation:
     def ahead(self, restore: Restore, due_s: float | None) -> None:
         """The first pass behind a restore that is still being read; nothing else is due for `due_s` seconds."""
         choice, start, total = restore.choice, restore.rows, len(restore.choice.target)
-        end = chunk_end(start, total, self._limits.chunk)
+        end = chunk_end(start, total, self._limits().chunk)
         self._pulse("prefill", STILL_S + self._expected(min(start, total - 1), end))
         restore.patience.begin(due_s)
         try:
@@ -114,7 +114,8 @@ class Generation:
     def _pause(self, choice: Choice, rows: int, beside: Sequence[Choice], expected: float) -> Callable[[], None] | None:
         """What is to happen between the layers of a chunk: the streams beside it have their turn. Raises PoolFull where
         the chunk itself has no room. Blocks may not move within the chunk, so that room is looked for before it."""
-        if not beside or SLOWER * expected <= self._limits.turn_s:
+        turn_s = self._limits().turn_s
+        if not beside or SLOWER * expected <= turn_s:
             return None
         assert choice.seq is not None
         choice.seq.reserve(rows)
@@ -124,7 +125,7 @@ class Generation:
                     one.seq.reserve(AHEAD)
 
         def turn() -> None:
-            if self._clock() - self._turn_at < self._limits.turn_s:
+            if self._clock() - self._turn_at < turn_s:
                 return
             batch = [one for one in beside if one.stage is Stage.DECODING and one.seq is not None and one.seq.spare]
             if batch:
@@ -278,18 +279,16 @@ class Generation:
 
     def make_way(self, choice: Choice, full: PoolFull) -> bool:
         """The pool is full: preempt whoever comes last. True: room was made, try again."""
-        active = [one for one in self._live.choices if one is not choice and one.stage is not Stage.WAITING]
-        waits = choice.stage is Stage.WAITING
-        who = None if waits else victim(self._live.jobs(), choice.id, self._limits)
+        who = victim(self._live.jobs(), choice.id, self._limits())
         if who is None:
-            loading = any(one.stage is Stage.LOADING or one.border is not None for one in active)
-            if loading or (waits and active) or self._finisher.writing or full.soon:
-                self.stalled = not (waits and active)
-                return False
-            self._outgrown(choice, full)
+            self.stalled = self._finisher.writing or full.soon
+            if not self.stalled:
+                self._outgrown(choice, full)
             return False
         loser = self._live.choice(who)
+        if choice.stage is Stage.WAITING or loser.border is not None:
+            return False
         self._finisher.release(loser)
         loser.target = [*loser.request.tokens, *loser.output]
-        loser.stage, loser.follows, loser.asked, loser.preempted = Stage.WAITING, None, False, True
-        return who != choice.id
+        loser.stage, loser.follows, loser.asked, loser.lacked_room = Stage.WAITING, None, False, True
+        return loser is not choice

@@ -90,8 +90,8 @@ class Choice:
     found: LookedUp | None = None
     """its answer"""
     looked_again: bool = False
-    preempted: bool = False
-    """it gave its room to others and comes back only when there is room for all of it"""
+    lacked_room: bool = False
+    """it found none or gave its own to others: it is tried again only when there is room for all of it"""
     border: int | None = None
     """rows from there on are being read while those before it are computed"""
     from_memory: int = 0

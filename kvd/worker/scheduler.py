@@ -133,15 +133,14 @@ def positions(jobs: Iterable[Job], limits: Limits) -> dict[str, int]:
     return {job.id: place for place, job in enumerate(order)}
 
 
-def victim(jobs: Iterable[Job], needing: str, limits: Limits) -> str | None:
-    """Whom to preempt when the pool is full and `needing` wants rows: the last in the order, if it comes after
-    `needing`; else `needing` itself unless it runs alone (None: nothing can be freed). Who is being read for stays."""
-    active = (job for job in jobs if job.stage in (Stage.PREFILLING, Stage.DECODING))
-    live = _ordered((job for job in active if job.border is None), limits)
-    if len(live) < 2:
+def victim(jobs: Sequence[Job], needing: str, limits: Limits) -> str | None:
+    """Whom to preempt when the pool is full and `needing`, which is live, wants rows: the last in the order, be it
+    `needing` itself. Who is being read for stays. None: nobody else is live, nothing can be freed."""
+    if all(job.id == needing or job.stage is Stage.WAITING for job in jobs):
         return None
-    last = live[-1]
-    return last.id if last.id != needing else needing
+    moving = (Stage.PREFILLING, Stage.DECODING)
+    can = (job for job in jobs if job.id == needing or (job.stage in moving and job.border is None))
+    return _ordered(can, limits)[-1].id
 
 
 def _ordered(jobs: Iterable[Job], limits: Limits) -> list[Job]:

@@ -268,13 +268,14 @@ class Rig:
 
     # --- a client
 
-    def send(self, kind: str = "generate", **body: Any) -> Answer:
+    def send(self, kind: str = "generate", *, arrival: float | None = None, **body: Any) -> Answer:
+        """`arrival` in monotonic seconds, now if None."""
         answer = Answer(f"r{next(self._ids)}")
         self.answers[answer.id] = answer
         if kind == "generate":
             body = {"temperature": 0.0, "max_tokens": 4, "durable_wait_ms": 20_000, **body}
         prompt = self.prompter.prepare(kind, body)
-        self.engine.submit(kind, answer.id, prompt, time.monotonic())
+        self.engine.submit(kind, answer.id, prompt, time.monotonic() if arrival is None else arrival)
         return answer
 
     def ask(self, tokens: Sequence[int], **body: Any) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -162,3 +163,18 @@ def test_a_pool_that_is_full_keeps_what_is_being_read_into(gate: Gate, monkeypat
         growing.wait_for("text")
         gate.opened.set()
         assert (running.end().text, growing.end().text) == (cold.text, alone.text)
+
+
+def test_who_finds_no_room_beside_a_front_lets_it_be_computed(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "meet", lambda rates, start, cuts, both: FRONT if both and start < FRONT else start)
+    asked, other = ids(STORED, 5), ids(7 * B + 5, 6)
+    with Rig(files=lambda: gate, limits=Limits(chunk=CHUNK), pool_blocks=20) as rig:
+        cold, alone = rig.ask(asked), rig.ask(other, cache="off")
+        rig.restart()
+        now = time.monotonic()
+        rig.hold_lookups.set()
+        running = rig.send(tokens=asked, logprobs=True, top_logprobs=5)
+        first = rig.send(tokens=other, logprobs=True, top_logprobs=5, arrival=now - 100)
+        rig.on_engine(lambda: None)
+        rig.release_lookups()
+        assert (running.end().text, first.end().text) == (cold.text, alone.text)

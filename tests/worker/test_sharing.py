@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from kvd.cache.results import Consent
 from kvd.worker.scheduler import Limits
-from tests.worker.rig import Answer, B, Rig, ids, rows_seen
+from tests.worker.rig import PATIENCE, Answer, B, Rig, ids, rows_seen
 
 WITHIN = Limits(chunk=256, beside_s=math.inf, turn_s=0.0)
 """Chunks of one size on however slow a machine, with turns of the streams between any two layers."""
@@ -145,6 +147,38 @@ def test_sequences_that_outgrow_the_pool_are_preempted_and_still_give_their_answ
         assert sum(answer.stats["recomputed_tokens"] for answer in answers) > 0
         for answer in answers:
             assert computed(answer) == 4 * B
+
+
+def test_who_gave_way_goes_on_before_those_that_come_after_it_however_many_there_are() -> None:
+    options = {"logit_bias": {2: -100}, "durable_wait_ms": 0}
+    now = time.monotonic()
+    with Rig(pool_blocks=32) as rig:
+        sent = threading.Event()
+        large = rig.send(tokens=ids(20 * B, 1), max_tokens=180, arrival=now, **options)
+        large.wait_for("text")
+        rig.engine.post(lambda: sent.wait(PATIENCE))
+        before = [rig.send(tokens=ids(6 * B, 2 + n), arrival=now - 100, max_tokens=40, **options) for n in range(2)]
+        after = [
+            rig.send(tokens=ids(6 * B, 4 + n), arrival=now + 100 + n, max_tokens=20 + 7 * (n % 3), **options)
+            for n in range(12)
+        ]
+        sent.set()
+        ended = large.end() and sum(answer.ended.is_set() for answer in after)
+        assert large.stats["recomputed_tokens"] > 0, "it was to give way"
+        assert ended <= 3
+        assert {answer.end().kind for answer in (*before, *after)} == {"done"}
+
+
+def test_who_gives_way_is_the_last_of_the_order_in_which_prompts_are_read() -> None:
+    options = {"logit_bias": {2: -100}, "durable_wait_ms": 0}
+    now = time.monotonic()
+    with Rig(pool_blocks=24, limits=Limits(chunk=64, row_s=100.0)) as rig:
+        rig.ask(ids(4 * B, 1), cache="off")  # now it is known that a row takes far less
+        later = rig.send(tokens=ids(4 * B, 2), max_tokens=200, arrival=now + 100, **options)
+        later.wait_for("text")
+        first = rig.send(tokens=ids(20 * B, 3), max_tokens=4, arrival=now, **options)
+        assert first.end().stats["recomputed_tokens"] == 0
+        assert later.end().stats["recomputed_tokens"] > 0
 
 
 def test_a_lone_answer_that_outgrows_the_pool_ends_with_its_text_and_both_numbers() -> None:

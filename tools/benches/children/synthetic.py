@@ -69,7 +69,7 @@ def engine(model: Any, tokenizer: Any, cache: PagedCache, sequences: Sequence[Ca
     rates = Rates()
     computer = Computer(model, cache, rates, lambda choice, block: None)
     generation = Generation(
-        tokenizer, frozenset(), cache, computer, nobody, Live(), Outbox(), rates, Limits(), lambda phase, seconds: None,
+        tokenizer, frozenset(), cache, computer, nobody, Live(), Outbox(), rates, Limits, lambda phase, seconds: None,
         time.monotonic,
     )  # fmt: skip
     prompt = Prompt((TOKEN,), Params("generate", Sampling()), PLAIN)

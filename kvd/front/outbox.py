@@ -37,12 +37,14 @@ class _Pending:
 
 
 class Outbox:
-    """Events of one client in order. Text of the same choice is merged, queue positions and progress are replaced, so
-    the number of entries is bounded by the number of requests and choices, and the bytes by their text."""
+    """Events of one client in order, but for those of different choices of a request. Text of one choice is merged,
+    queue positions and progress are replaced, so the number of entries is bounded by the number of requests and
+    choices, and the bytes by their text."""
 
     def __init__(self) -> None:
         self._queue: deque[_Pending] = deque()
-        self._last: dict[str, _Pending] = {}
+        self._last: dict[str, dict[object, _Pending]] = {}
+        """by request and choice: what more may be merged into"""
         self.size = 0
         """bytes"""
 
@@ -50,18 +52,21 @@ class Outbox:
         return len(self._queue)
 
     def add(self, event: Message) -> None:
-        last = self._last.get(event.id)
         body = event.body if event.kind in MERGED else {}
         size = len(event.packed)
+        lasts = self._last.setdefault(event.id, {})
+        last = lasts.get(body.get("index"))
         if last is not None and event.kind in MERGED and _fits(last, event.kind, body):
             last.merge(event, body)
         elif last is not None and event.kind in REPLACED and last.kind in REPLACED:
             size -= last.size
             last.kind, last.event, last.size = event.kind, event, len(event.packed)
         else:
+            if event.kind not in MERGED | REPLACED:
+                lasts.clear()  # text behind it stays behind it
             pending = _Pending(event.kind, event.id, event, body, [str(body.get("text", ""))], size)
             self._queue.append(pending)
-            self._last[event.id] = pending
+            lasts[body.get("index")] = pending
         self.size += size
 
     def peek(self) -> Message:
@@ -70,8 +75,11 @@ class Outbox:
     def pop(self) -> None:
         sent = self._queue.popleft()
         self.size -= sent.size
-        if self._last.get(sent.id) is sent:
-            del self._last[sent.id]
+        lasts, index = self._last.get(sent.id, {}), sent.body.get("index")
+        if lasts.get(index) is sent:
+            del lasts[index]
+        if not lasts:
+            self._last.pop(sent.id, None)
 
     def clear(self) -> None:
         self._queue.clear()
@@ -80,9 +88,5 @@ class Outbox:
 
 
 def _fits(last: _Pending, kind: str, body: dict[str, Any]) -> bool:
-    """Same choice, and both with or both without log probabilities."""
-    return (
-        last.kind == kind
-        and last.body.get("index") == body.get("index")
-        and ("logprobs" in last.body) == ("logprobs" in body)
-    )
+    """Both with or both without log probabilities."""
+    return last.kind == kind and ("logprobs" in last.body) == ("logprobs" in body)

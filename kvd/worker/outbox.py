@@ -24,14 +24,16 @@ class _Unsent:
 
 
 class Outbox:
-    """Messages in order. While the link is behind, text of one choice is merged and progress replaced, so what waits is
-    bounded by the number of requests and their text. Bodies are packed by the sender's thread, not the engine's."""
+    """Messages in order, but for events of different choices of a request. While the link is behind, text of one choice
+    is merged and progress replaced, so what waits is bounded by the number of choices and their text. Bodies are packed
+    by the sender's thread, not the engine's."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         """`wake` is called, on the putting thread, when there is something to send."""
         self._lock = threading.Lock()
         self._queue: deque[_Unsent | ToFront] = deque()
-        self._last: dict[str, _Unsent] = {}
+        self._last: dict[tuple[str, object], _Unsent] = {}
+        """by request and choice: its last event"""
         self._told: dict[str, float] = {}
         self.wake = wake
 
@@ -48,7 +50,8 @@ class Outbox:
                 self._told.pop(id, None)
             else:
                 self._told[id] = time.monotonic()
-            last = self._last.get(id)
+            key = id, body.get("index")
+            last = self._last.get(key)
             if last is not None and kind in MERGED and _fits(last, kind, body):
                 last.body["text"] += body["text"]
                 if "logprobs" in body:
@@ -58,7 +61,7 @@ class Outbox:
                 last.kind, last.body = kind, body
                 return
             unsent = _Unsent(kind, id, body)
-            self._last[id] = unsent
+            self._last[key] = unsent
             self._queue.append(unsent)
         self.wake()
 
@@ -68,8 +71,10 @@ class Outbox:
             if not self._queue:
                 return None
             first = self._queue.popleft()
-            if isinstance(first, _Unsent) and self._last.get(first.id) is first:
-                del self._last[first.id]
+            if isinstance(first, _Unsent):
+                key = first.id, first.body.get("index")
+                if self._last.get(key) is first:
+                    del self._last[key]
         if isinstance(first, _Unsent):
             return Event(first.kind, first.id, pack(first.body)).encode()
         return first.encode()
@@ -78,10 +83,12 @@ class Outbox:
         """The same event again if request `id` was last told something before `before` (monotonic seconds) and has not
         ended meanwhile: nothing may follow a terminal event."""
         with self._lock:
-            if self._told.get(id, before) >= before or id in self._last:
+            key = id, None
+            if self._told.get(id, before) >= before or key in self._last:
                 return
             self._told[id] = time.monotonic()
-            self._queue.append(_Unsent(kind, id, body))
+            self._last[key] = _Unsent(kind, id, body)
+            self._queue.append(self._last[key])
         self.wake()
 
     def __len__(self) -> int:
@@ -89,8 +96,4 @@ class Outbox:
 
 
 def _fits(last: _Unsent, kind: str, body: dict[str, Any]) -> bool:
-    return (
-        last.kind == kind
-        and last.body.get("index") == body.get("index")
-        and ("logprobs" in last.body) == ("logprobs" in body)
-    )
+    return last.kind == kind and ("logprobs" in last.body) == ("logprobs" in body)

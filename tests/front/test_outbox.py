@@ -40,6 +40,21 @@ def test_choices_and_requests_are_not_mixed() -> None:
     assert found == [("r", 0, "a"), ("r", 1, "bd"), ("s", 0, "c")]
 
 
+def test_answers_of_one_request_that_come_in_turns_are_merged_each_for_itself() -> None:
+    box = Outbox()
+    for turn in range(100):
+        for index in range(3):
+            box.add(text("r", f"{turn},", index))
+    box.add(wire.message("tool_call", "r", {"index": 1, "call": {}}))
+    for index in range(3):
+        box.add(text("r", "end", index))
+    assert len(box) == 7
+    turns = "".join(f"{turn}," for turn in range(100))
+    found = [(m.body["index"], m.body.get("text")) for m in drain(box)]
+    assert found == [(0, turns), (1, turns), (2, turns), (1, None), (0, "end"), (1, "end"), (2, "end")]
+    assert box.size == 0
+
+
 def test_log_probabilities_stay_with_their_text() -> None:
     box = Outbox()
     for word in ("a", "b"):

@@ -34,6 +34,23 @@ def test_unsent_text_of_one_choice_is_merged_and_progress_replaced() -> None:
     ]
 
 
+def test_answers_of_one_request_that_come_in_turns_are_merged_each_for_itself() -> None:
+    outbox = Outbox()
+    for turn in range(100):
+        for index in range(3):
+            outbox.event("text", "a", {"index": index, "text": f"{turn},"})
+            outbox.repeat("progress", "a", {"done": turn, "total": 99, "cached": 0}, time.monotonic() + 1)
+    outbox.event("tool_call", "a", {"index": 1, "call": {}})
+    for index in range(3):
+        outbox.event("text", "a", {"index": index, "text": "end"})
+    outbox.event("done", "a", {})
+    turns = "".join(f"{turn}," for turn in range(100))
+    texts = [(body["index"], body.get("text")) for kind, body in sent(outbox) if kind in ("text", "tool_call")]
+    assert texts == [(0, turns + "end"), (1, turns), (2, turns + "end"), (1, None), (1, "end")]
+    outbox.event("text", "a", {"index": 0, "text": "x"})
+    assert len(outbox) == 1 and sent(outbox)
+
+
 def test_log_probabilities_stay_with_their_text() -> None:
     outbox = Outbox()
     outbox.event("text", "a", {"index": 0, "text": "x", "logprobs": [1]})

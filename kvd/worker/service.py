@@ -136,14 +136,13 @@ class Service:
             log.error("a request could not be prepared", id=work.id, exc_info=problem)
             self._refuse(work.id, Internal(f"preparing the prompt failed: {type(problem).__name__}"))
             return
-        with self._lock:
-            cancelled = self._preparing.pop(work.id, False)
-        if cancelled:
-            self._outbox.event("error", work.id, Cancelled("cancelled before it began").to_wire())
-        elif work.kind == "count":
-            self._outbox.event("result", work.id, {"tokens": len(prompt.tokens)})
-        else:
-            self._engine.submit(work.kind, work.id, prompt, arrival)
+        with self._lock:  # a cancel comes before this or behind it
+            if self._preparing.pop(work.id, False):
+                self._outbox.event("error", work.id, Cancelled("cancelled before it began").to_wire())
+            elif work.kind == "count":
+                self._outbox.event("result", work.id, {"tokens": len(prompt.tokens)})
+            else:
+                self._engine.submit(work.kind, work.id, prompt, arrival)
 
     def _refuse(self, id: str, problem: KvdError) -> None:
         with self._lock:

@@ -124,6 +124,26 @@ def test_a_request_cancelled_while_it_is_prepared_never_reaches_the_engine(promp
     assert desk.engine.submitted == []
 
 
+def test_a_cancel_that_comes_while_a_request_is_handed_on_comes_behind_it(prompter: Prompter) -> None:
+    desk, order = Desk(), list[str]()
+
+    def submit(kind: str, id: str, prompt: Any, arrival: float) -> None:
+        cancel = threading.Thread(target=desk.service.receive, args=(Cancel(id, "asked"),))
+        cancel.start()
+        cancel.join(0.2)
+        order.append("submitted")
+
+    def cancel(id: str, reason: str) -> None:
+        order.append("cancelled")
+        desk.engine.came.set()
+
+    desk.engine.submit, desk.engine.cancel = submit, cancel  # type: ignore[method-assign]
+    desk.service.open(desk.engine, prompter)  # type: ignore[arg-type]
+    desk.service.receive(work("generate", "g", prompt="people"))
+    assert desk.engine.came.wait(20)
+    assert order == ["submitted", "cancelled"]
+
+
 class HeldPrompter:
     """Something happens while it prepares."""
 

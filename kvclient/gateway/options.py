@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvclient.errors import BadRequest
-from kvclient.fields import MAX_CHOICES, RANDOM
+from kvclient.fields import MAX_CHOICES, RANDOM, VERBS
 from kvclient.gateway.fields import Fields
 
 NUMBERS: Final = (
@@ -13,6 +13,8 @@ NUMBERS: Final = (
 )
 INTEGERS: Final = ("top_k", "seed", "durable_wait_ms")
 TEXTS: Final = ("cache", "priority")
+GENERATE: Final = VERBS["generate"]
+"""The daemon's own checks: for fields that have another name here, so that an error has it."""
 
 
 def sampling(fields: Fields) -> dict[str, Any]:
@@ -56,12 +58,13 @@ def logit_bias(fields: Fields) -> dict[str, float]:
 
 def stops(fields: Fields, name: str) -> list[str]:
     value = fields.any(name)
-    if value is None:
-        return []
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(item, str) and item for item in found):
-        fields.refuse(name, "a string or a list of strings, none of them empty")
-    return list(found)
+    return [] if value is None else list(GENERATE["stop"](name, value))
+
+
+def limit(fields: Fields, name: str) -> int | None:
+    """Of the answer, in tokens; None: not given."""
+    value = fields.any(name)
+    return None if value is None else int(GENERATE["max_tokens"](name, value))
 
 
 def choices(fields: Fields, body: dict[str, Any]) -> int:

@@ -105,6 +105,9 @@ def test_an_unknown_model_is_not_found(serve: Serve) -> None:
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"stream_options": 3}, "stream_options"),
         ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"stop": ["x"] * 17}, "stop"),
     ],
 )
 def test_a_bad_field_is_refused_by_name_before_anything_is_asked(serve: Serve, change: Any, field: str) -> None:

@@ -230,6 +230,9 @@ def test_errors_have_anthropics_shape(
     ("change", "text"),
     [
         ({"max_tokens": None}, "max_tokens is required"),
+        ({"stop_sequences": [str(n) for n in range(17)]}, "stop_sequences must be"),
+        ({"stop_sequences": ["x", "y" * 1001]}, "stop_sequences[1] has 1001 characters"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": []}}}, "output_config.format.schema"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},

@@ -127,6 +127,12 @@ def test_tools_that_only_the_apis_own_models_know_are_left_out_beside_functions_
         sdk.responses.create(model="demo", input="Hi", tools=tools[2:])
 
 
+def test_a_limit_out_of_range_is_refused_by_the_name_that_was_sent(serve: Serve) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_output_tokens must be") as caught:
+        client(serve()).responses.create(model="demo", input="Hi", max_output_tokens=0)
+    assert caught.value.param == "max_output_tokens"
+
+
 def test_a_cut_answer_is_incomplete(serve: Serve) -> None:
     sdk = client(serve(lambda body, model: speak("a", reason="length")))
     reply = sdk.responses.create(model="demo", input="Hi")

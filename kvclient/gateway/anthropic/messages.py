@@ -9,7 +9,7 @@ from kvclient.gateway.anthropic.blocks import conversation, system_text
 from kvclient.gateway.ask import Ask
 from kvclient.gateway.fields import Fields
 from kvclient.gateway.openai.conversation import named_choice, with_tools
-from kvclient.gateway.options import sampling, stops, template_kwargs
+from kvclient.gateway.options import limit, sampling, stops, template_kwargs
 
 CHOICES: Final = {"auto": "auto", "none": "none", "any": "required"}
 CONTINUED: Final = {"add_generation_prompt": False, "continue_final_message": True}
@@ -19,10 +19,9 @@ CONTINUED: Final = {"add_generation_prompt": False, "continue_final_message": Tr
 def parse(fields: Fields) -> Ask:
     """Raises BadRequest, details.field naming the field."""
     body = prompt_of(fields)
-    limit = fields.integer("max_tokens")
-    if limit is None:
+    if (most := limit(fields, "max_tokens")) is None:
         raise BadRequest("max_tokens is required", field="max_tokens")
-    body["max_tokens"] = limit
+    body["max_tokens"] = most
     if found := stops(fields, "stop_sequences"):
         body["stop"] = found
     body |= sampling(fields)

@@ -8,7 +8,7 @@ from kvclient.errors import BadRequest
 from kvclient.gateway.ask import Ask
 from kvclient.gateway.fields import Fields
 from kvclient.gateway.openai import conversation
-from kvclient.gateway.options import choices, response_format, sampling, stops, template_kwargs
+from kvclient.gateway.options import choices, limit, response_format, sampling, stops, template_kwargs
 
 
 def parse(fields: Fields) -> Ask:
@@ -24,10 +24,9 @@ def parse(fields: Fields) -> Ask:
     conversation.with_tools(
         body, tools, conversation.choice_of(fields, [tool["function"]["name"] for tool in tools])
     )
-    limit = fields.integer("max_completion_tokens")
-    older = fields.integer("max_tokens")
-    if (limit := limit if limit is not None else older) is not None:
-        body["max_tokens"] = limit
+    newer, older = limit(fields, "max_completion_tokens"), limit(fields, "max_tokens")
+    if (most := older if newer is None else newer) is not None:
+        body["max_tokens"] = most
     if found := stops(fields, "stop"):
         body["stop"] = found
     if (shape := response_format(fields)) is not None:

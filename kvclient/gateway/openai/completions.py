@@ -8,7 +8,7 @@ from kvclient.errors import BadRequest
 from kvclient.gateway.ask import Ask
 from kvclient.gateway.fields import Fields
 from kvclient.gateway.openai.chat import stream_of
-from kvclient.gateway.options import choices, response_format, sampling, stops
+from kvclient.gateway.options import choices, limit, response_format, sampling, stops
 
 DEFAULT_MAX_TOKENS: Final = 16
 """the API's own"""
@@ -24,8 +24,8 @@ def parse(fields: Fields) -> Ask:
     best = fields.integer("best_of")
     if best is not None and best != n:
         raise BadRequest(f"best_of is only supported where it equals n ({n}), got {best}", field="best_of")
-    limit = fields.integer("max_tokens")
-    shared["max_tokens"] = DEFAULT_MAX_TOKENS if limit is None else limit
+    most = limit(fields, "max_tokens")
+    shared["max_tokens"] = DEFAULT_MAX_TOKENS if most is None else most
     if found := stops(fields, "stop"):
         shared["stop"] = found
     if (shape := response_format(fields)) is not None:

@@ -8,7 +8,7 @@ from kvclient.errors import BadRequest
 from kvclient.gateway.ask import Ask
 from kvclient.gateway.fields import Fields
 from kvclient.gateway.openai.conversation import ROLES, choice_of, content_of, tool_call, with_tools
-from kvclient.gateway.options import sampling, template_kwargs
+from kvclient.gateway.options import limit, sampling, template_kwargs
 
 REPEATED: Final = (
     "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "text",
@@ -35,8 +35,8 @@ def parse(fields: Fields) -> Ask:
     body: dict[str, Any] = {"messages": messages, **sampling(fields)}
     tools = _tools(fields)
     with_tools(body, tools, choice_of(fields, [tool["function"]["name"] for tool in tools]))
-    if (limit := fields.integer("max_output_tokens")) is not None:
-        body["max_tokens"] = limit
+    if (most := limit(fields, "max_output_tokens")) is not None:
+        body["max_tokens"] = most
     _text(fields.table("text"), body)
     reasoning = fields.table("reasoning")
     if kwargs := template_kwargs(fields, reasoning.text("effort") if reasoning is not None else ""):

@@ -13,6 +13,8 @@ CacheUse = Literal["use", "read", "off"]
 Priority = Literal["interactive", "background"]
 
 NO_LIMIT: Final = 2**31 - 1
+COLD: Final = 1e-5
+"""a temperature below it is 0: what it leaves to chance is rounding, and logits divided by it would be infinite"""
 DURABLE_WAIT_MS: Final = {"warm": 60_000}
 DURABLE_WAIT_MS_ELSE: Final = 500
 """how long `done` waits for commits: warming is there for what is stored"""
@@ -36,7 +38,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_k == 1 or self.top_p == 0.0
+        return self.temperature < COLD or self.top_k == 1 or self.top_p == 0.0
 
     @property
     def plain(self) -> bool:

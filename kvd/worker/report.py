@@ -21,9 +21,10 @@ class Facts:
 
 
 def progress(request: Request) -> dict[str, Any]:
-    """Prompt tokens whose KV is there, of all, and how many of them were not computed."""
+    """Prompt tokens whose KV is there (of a request that has ended: was there), of all, and how many of them were not
+    computed."""
     cost = request.cost
-    rows = max((choice.rows for choice in request.choices), default=0)
+    rows = max((choice.rows for choice in request.live), default=cost.high)
     total = len(request.tokens)
     return {"done": min(rows, total), "total": total, "cached": cost.memory + cost.ssd}
 

@@ -327,6 +327,7 @@ def test_the_finish_event_goes_out_before_the_commit_is_waited_for(rig: Rig) -> 
     answer = rig.send(tokens=ids(2 * B, 27))
     answer.wait_for("finish")
     assert not answer.ended.is_set()
+    assert rig.on_engine(rig.engine._standing)[answer.id] == ("progress", {"done": 2 * B, "total": 2 * B, "cached": 0})
     rig.release_writes()
     assert answer.end().stats["stored_tokens"] == 2 * B + 3
 

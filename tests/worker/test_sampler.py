@@ -51,7 +51,8 @@ def test_each_position_choice_and_seed_has_its_own_draw(logits: mx.array) -> Non
 def test_greedy_takes_the_first_and_top_k_of_one_is_greedy(logits: mx.array) -> None:
     best = mx.argmax(logits, axis=-1).tolist()
     assert [one.token for one in draw(logits, [Drawer(Sampling()) for _ in range(4)])] == best
-    for sampling in (Sampling(temperature=1.0, top_k=1), Sampling(temperature=1.0, top_p=0.0)):
+    cold = [Sampling(temperature=t) for t in (1e-6, 1e-39, 5e-324)]  # divided by these, numbers are infinite
+    for sampling in (Sampling(temperature=1.0, top_k=1), Sampling(temperature=1.0, top_p=0.0), *cold):
         assert [one.token for one in draw(logits, [Drawer(sampling) for _ in range(4)])] == best
 
 

@@ -250,7 +250,8 @@ def test_what_cannot_be_served_is_refused_by_name(serve: Serve, change: Any, tex
 def test_models_are_listed_in_the_shape_of_the_api_that_asks(serve: Serve) -> None:
     sdk = client(serve())
     assert [model.id for model in sdk.models.list()] == ["demo", "other"]
-    assert sdk.models.retrieve("demo").display_name == "demo"
+    demo = sdk.models.retrieve("demo")
+    assert (demo.display_name, demo.max_input_tokens) == ("demo", 8192)
     for path in ("/v1/models/nope", "/v1/files"):
         with pytest.raises(anthropic.NotFoundError) as caught:
             sdk.get(path, cast_to=object)

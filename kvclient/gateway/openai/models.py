@@ -45,7 +45,10 @@ def openai_list(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
     name = str(model["name"])
-    return {"type": "model", "id": name, "display_name": name, "created_at": _pulled(model).isoformat()}
+    return {
+        "type": "model", "id": name, "display_name": name, "created_at": _pulled(model).isoformat(),
+        "max_input_tokens": model.get("context_length"),
+    }  # fmt: skip
 
 
 def anthropic_list(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -114,8 +114,7 @@ class Generation:
     def _pause(self, choice: Choice, rows: int, beside: Sequence[Choice], expected: float) -> Callable[[], None] | None:
         """What is to happen between the layers of a chunk: the streams beside it have their turn. Raises PoolFull where
         the chunk itself has no room. Blocks may not move within the chunk, so that room is looked for before it."""
-        turn_s = self._limits().turn_s
-        if not beside or SLOWER * expected <= turn_s:
+        if not beside or SLOWER * expected <= (turn_s := self._limits().turn_s):
             return None
         assert choice.seq is not None
         choice.seq.reserve(rows)
@@ -210,16 +209,23 @@ class Generation:
 
     def _take(self, choice: Choice, drawn: Draw, now: float) -> None:
         """A drawn token becomes text; the answer may end with it."""
+        if choice.stage is not Stage.DECODING:
+            return  # another answer to its request failed in this step
         request, params = choice.request, choice.request.prompt.params
         request.times.first_token = request.times.first_token or now
         request.times.last_token = now
-        choice.drawer.accept(drawn.token)
-        if drawn.token in self._eos:
+        try:
+            choice.drawer.accept(drawn.token)
+            pieces = choice.answer.push(drawn.token) if drawn.token not in self._eos else None
+        except Exception as problem:  # noqa: BLE001  the border of one request, as in prefill
+            self._broken([choice], problem, "text of an answer")
+            return
+        if pieces is None:
             self.end(choice, "stop")
             return
         if params.sampling.logprobs:
             choice.logprobs.append(report.logprob(self._tokenizer, drawn))
-        self._send(choice, choice.answer.push(drawn.token))
+        self._send(choice, pieces)
         grammar = choice.drawer.grammar
         if choice.answer.stopped or (grammar is not None and grammar.complete):
             self.end(choice, "stop")

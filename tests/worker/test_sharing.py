@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvclient.errors import Internal
 from kvd.cache.results import Consent
 from kvd.worker.scheduler import Limits
 from tests.worker.rig import PATIENCE, Answer, B, Rig, ids, rows_seen
@@ -255,6 +257,25 @@ def test_a_stream_that_ends_or_fails_within_a_chunk_leaves_the_chunk_alone() -> 
         for n, answer in enumerate(streams, 2):
             assert answer.end().stats["completion_tokens"] == 10 + 3 * n
         assert rig.on_engine(lambda: (rig.cache.stats.sequences, rig.cache.stats.blocks_live)) == (0, 0)
+
+
+def test_an_answer_whose_text_fails_ends_its_request_alone(rig: Rig) -> None:
+    options = {"max_tokens": 60, "logit_bias": {2: -100}}
+    alone = rig.send(tokens=ids(30, 1), cache="off", **options).end().text
+    other = rig.send(tokens=ids(30, 1), **options)
+    broken = rig.send(tokens=ids(30, 2), n=3, temperature=1.0, seed=1, **options)
+    broken.wait_for("text", 9)
+
+    def spoil() -> None:
+        def push(token: int) -> Any:
+            raise RuntimeError("not to be decoded")
+
+        rig.engine._live.choice(f"{broken.id}/1").answer = SimpleNamespace(push=push)  # type: ignore[assignment]
+
+    rig.on_engine(spoil)
+    assert isinstance(broken.end().problem(), Internal)
+    assert other.end().text == alone == rig.send(tokens=ids(30, 1), **options).end().text
+    assert rig.on_engine(lambda: (rig.cache.stats.sequences, rig.cache.stats.blocks_live)) == (0, 0)
 
 
 def test_a_short_question_is_answered_while_a_long_prompt_prefills() -> None:

@@ -145,9 +145,11 @@ class AsyncClient:
     """`Client` for asyncio. It belongs to one event loop; tasks may share it, each call and stream has its own
     connection. `aclose` cancels what still runs. Raises what `Client` raises."""
 
-    def __init__(self, socket: str | Path | None = None, *, report: start.Report | None = None) -> None:
+    def __init__(
+        self, socket: str | Path | None = None, *, report: start.Report | None = None, autostart: bool = True
+    ) -> None:
         self.socket = paths.socket_path() if socket is None else paths.checked(Path(socket).expanduser().absolute())
-        self._report = report
+        self._report, self._autostart = report, autostart
         self._hub = Hub(self.socket)
 
     async def __aenter__(self) -> Self:
@@ -240,7 +242,7 @@ class AsyncClient:
         try:
             return Exchange(self._hub, asked)
         except Unreachable as problem:
-            if not (may_start and may_be_started(problem, self.socket)):
+            if not (may_start and self._autostart and may_be_started(problem, self.socket)):
                 raise
             with start.starting(self.socket, self._report) as starting:
                 while not starting.ready():

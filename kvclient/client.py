@@ -81,14 +81,16 @@ class Client:
     Threads may share it: every call and every stream has its own connection. `close` cancels what still runs; calls
     that wait in other threads end with Cancelled. A client does not survive a fork. Making one talks to nobody: a
     missing daemon shows at the first call as Unreachable, unless it may be started (`kvclient.start`); `report` gets
-    what happens then, a line at a time, on stderr by default.
+    what happens then, a line at a time, on stderr by default. `autostart` False: it is not, whatever the user allowed.
 
     Every call raises KvdError: BadRequest before anything is sent, Unreachable when the daemon is gone or falls silent,
     and the daemon's own errors."""
 
-    def __init__(self, socket: str | Path | None = None, *, report: start.Report | None = None) -> None:
+    def __init__(
+        self, socket: str | Path | None = None, *, report: start.Report | None = None, autostart: bool = True
+    ) -> None:
         self.socket = paths.socket_path() if socket is None else paths.checked(Path(socket).expanduser().absolute())
-        self._report = report
+        self._report, self._autostart = report, autostart
         self._hub = Hub(self.socket)
 
     def __enter__(self) -> Self:
@@ -187,7 +189,7 @@ class Client:
         try:
             return Exchange(self._hub, asked)
         except Unreachable as problem:
-            if not (may_start and may_be_started(problem, self.socket)):
+            if not (may_start and self._autostart and may_be_started(problem, self.socket)):
                 raise
             with start.starting(self.socket, self._report) as starting:
                 while not starting.ready():

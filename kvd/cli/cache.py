@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvclient import Client
 from kvclient.errors import BadRequest, Unreachable
 from kvd.cli import cacheview
-from kvd.cli.daemon import running
 from kvd.cli.durations import duration
 from kvd.cli.output import agreed, console, print_json
 from kvd.cli.usage import Usage
@@ -107,7 +107,7 @@ def at_stake(model: str | None) -> str:
 def ask(verb: str, fields: dict[str, Any]) -> Answer:
     """From the daemon when one runs, else from the store itself, under the home's lock."""
     try:
-        with running() as client:
+        with Client(autostart=False) as client:
             return client.cache(verb, **fields)
     except Unreachable:
         return offline(verb, fields)

@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvclient import Client
 from kvclient.errors import BadRequest
-from kvd.cli.daemon import running
 from kvd.cli.output import console, print_json, table
 from kvd.cli.usage import Usage
 from kvd.config import Config, load
@@ -123,7 +123,7 @@ def toml_value(setting: Setting) -> str:
 
 
 def _reload(as_json: bool) -> int:
-    with running() as client:
+    with Client(autostart=False) as client:
         answer: dict[str, Any] = client.reload()
     if as_json:
         print_json(answer)

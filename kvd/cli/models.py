@@ -15,8 +15,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from kvclient import Client
 from kvclient.errors import KvdError, Unreachable
-from kvd.cli.daemon import running
 from kvd.cli.output import console, print_json, table
 from kvd.cli.view import unread
 from kvd.home import Home
@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        with running() as client:
+        with Client(autostart=False) as client:
             models = client.models()
     except Unreachable:
         models = on_disk(Home.default())

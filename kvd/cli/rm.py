@@ -14,9 +14,9 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kvclient import Client
 from kvclient.errors import BadRequest, Busy, Internal, Unreachable, UnsupportedModel
 from kvd.cli import cache
-from kvd.cli.daemon import running
 from kvd.cli.output import agreed, print_json
 from kvd.cli.usage import Usage
 from kvd.home import Home
@@ -82,7 +82,7 @@ def _folder(home: Home, name: str) -> Path:
 
 def _refuse_loaded(names: list[str]) -> None:
     try:
-        with running() as client:
+        with Client(autostart=False) as client:
             loaded = [row["name"] for row in client.models() if row["state"] != "not loaded" and row["name"] in names]
     except Unreachable as problem:
         if not problem.details.get("absent"):

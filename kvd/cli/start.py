@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvclient import start
+from kvclient import Client, start
 from kvclient.errors import Unreachable
 from kvd.cli import serve
-from kvd.cli.daemon import running
 from kvd.cli.output import print_json, waiting
 from kvd.cli.settings import config_of, flags_of
 from kvd.cli.view import ready
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _running(socket: Path) -> dict[str, Any] | None:
     try:
-        with running(socket) as client:
+        with Client(socket, autostart=False) as client:
             return client.status()
     except Unreachable as problem:
         if not problem.details.get("absent"):
@@ -70,5 +69,5 @@ def _start(config: Config, flags: list[str]) -> dict[str, Any]:
     with waiting("starting kvd"), start.starting(config.socket, _nothing, config.home, flags) as starting:
         while not starting.ready():
             time.sleep(start.POLL_S)
-    with running(config.socket) as client:
+    with Client(config.socket, autostart=False) as client:
         return client.status()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 
-from kvd.cli.daemon import running
+from kvclient import Client
 from kvd.cli.output import console, print_json
 from kvd.cli.view import page
 
@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with running() as client:
+    with Client(autostart=False) as client:
         status = client.status()
     if args.json:
         print_json(status)

@@ -13,8 +13,8 @@ import argparse
 import sys
 import time
 
+from kvclient import Client
 from kvclient.errors import Timeout, Unreachable
-from kvd.cli.daemon import running
 from kvd.cli.output import print_json
 from kvd.config import load
 from kvd.home import Home, holder
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     drain = 0.0 if args.now else load().daemon.drain
     try:
-        with running() as client:
+        with Client(autostart=False) as client:
             client.shutdown(drain_s=drain)
     except Unreachable:
         if args.json:

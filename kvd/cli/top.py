@@ -12,16 +12,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvd.cli.daemon import running
+from kvclient import Client
 from kvd.cli.durations import duration
 from kvd.cli.keys import Keys
 from kvd.cli.output import console
 from kvd.cli.view import page
-
-if TYPE_CHECKING:
-    from kvclient import Client
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
-    with running() as client:
+    with Client(autostart=False) as client:
         sample = Sample(client)
         if args.once or not sys.stdout.isatty():
             time.sleep(args.every)

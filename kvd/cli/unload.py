@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from kvd.cli.daemon import running
+from kvclient import Client
 from kvd.cli.output import print_json
 
 
@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with running() as client:
+    with Client(autostart=False) as client:
         answer = client.unload(args.model)
     if args.json:
         print_json(answer)

@@ -8,10 +8,9 @@ import resource
 import stat
 from importlib import metadata
 
-from kvclient import __version__, paths
+from kvclient import Client, __version__, paths
 from kvclient.errors import KvdError, Unreachable
 from kvd import machine
-from kvd.cli.daemon import running
 from kvd.config import Config
 from kvd.doctor.finding import Finding, fail, ok, warn
 from kvd.front.gate import NEEDED
@@ -100,7 +99,7 @@ def service(manager: Manager) -> Finding:
 def daemon() -> list[Finding]:
     """The running daemon's own view: its version, and what its models reported at load."""
     try:
-        with running() as client:
+        with Client(autostart=False) as client:
             status = client.status()
     except Unreachable:
         return [ok("daemon", "not running; start it with `kvd start`")]

@@ -199,7 +199,7 @@ def test_stop_waits_as_long_as_the_daemon_may_take_to_end(monkeypatch: pytest.Mo
     longest = STOP_GRACE_S + STORE_CLOSE_S + LINGER_MS / 1000
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.append(now.pop() + s))
     monkeypatch.setattr(stop, "time", clock)
-    monkeypatch.setattr(stop, "running", lambda: nullcontext(SimpleNamespace(shutdown=lambda drain_s: None)))
+    monkeypatch.setattr(stop, "Client", lambda **_: nullcontext(SimpleNamespace(shutdown=lambda drain_s: None)))
     monkeypatch.setattr(stop, "holder", lambda home: 7 if now[0] < longest + 1 else None)
     assert cli.main(["stop", "--now"]) == 0
     monkeypatch.setattr(stop, "holder", lambda home: 7)

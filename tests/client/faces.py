@@ -30,9 +30,9 @@ class AsyncStreamFace:
 class AsyncFace:
     """Every coroutine runs to its end on a loop of this thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._client = AsyncClient(path)
+        self._client = AsyncClient(path, **options)
 
     def stream(self, *args: Any, **options: Any) -> AsyncStreamFace:
         return AsyncStreamFace(self._loop, self._client.stream(*args, **options))

@@ -151,6 +151,18 @@ def test_a_socket_elsewhere_starts_nobody(home: Path, daemon: None, monkeypatch:
     assert pids(home, "started") == []
 
 
+@pytest.mark.parametrize("face", FACES)
+def test_a_client_told_to_starts_nobody(
+    home: Path, daemon: None, monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
+    monkeypatch.setenv("KVD_AUTOSTART", "1")
+    client: Any = FACES[face](home / "run" / "kvd.sock", autostart=False)
+    with pytest.raises(Unreachable, match="start it with `kvd start`"):
+        client.status()
+    client.close()
+    assert pids(home, "started") == []
+
+
 def test_shutdown_starts_nobody(home: Path, daemon: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVD_AUTOSTART", "1")
     with Client() as kv, pytest.raises(Unreachable):

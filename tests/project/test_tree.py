@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,8 @@ def imports(package: str) -> Iterator[tuple[Path, str]]:
                 for alias in node.names:
                     yield path.relative_to(ROOT), alias.name
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                yield path.relative_to(ROOT), node.module
+                for name in [f"kvd.{alias.name}" for alias in node.names] if node.module == "kvd" else [node.module]:
+                    yield path.relative_to(ROOT), name
 
 
 def within(module: str, *packages: str) -> bool:
@@ -102,6 +104,17 @@ def test_the_front_reaches_neither_worker_nor_cache() -> None:
     allowed = {"kvd.cache.chain", "kvd.cache.layout", "kvd.cache.precision"}
     bad = [(str(path), name) for path, name in found if within(name, "kvd.worker", "kvd.cache") and name not in allowed]
     assert bad == []
+
+
+def test_no_package_of_the_daemon_reaches_back_to_itself() -> None:
+    packages = {path.parent.name for path in (ROOT / "kvd").glob("*/__init__.py")}
+    reached: dict[str, set[str]] = {package: set() for package in packages}
+    for path, name in imports("kvd"):
+        package, other = path.parts[1], name.split(".")[1:2]
+        if package in packages and name.startswith("kvd.") and other[0] in packages - {package}:
+            reached[package].add(other[0])
+    assert {"front", "worker", "cache", "store"} <= packages
+    TopologicalSorter(reached).prepare()  # raises CycleError
 
 
 @pytest.mark.parametrize("module", ["kvclient", "kvclient.client", "kvclient.aio", "kvclient.cli", "kvd.front.app"])

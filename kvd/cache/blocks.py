@@ -31,7 +31,6 @@ class BlockManager:
         self.sealed = [0] * blocks
         self.entries: list[Entry | None] = [None] * blocks
         self.evictions: Counter[str] = Counter()
-        self.moved = 0
         self._free = set(range(blocks))
         self._lru: OrderedDict[Entry, None] = OrderedDict()
         self._pinned_cached = 0
@@ -218,7 +217,6 @@ class BlockManager:
         entry = self.entries[block]
         self._free.discard(target)
         self._moves.append(Move(block, target, self.index.block_size))
-        self.moved += 1
         self.refs[target], self.refs[block] = 1, 0
         self.sealed[target], self.sealed[block] = self.sealed[block], 0
         self.entries[target], self.entries[block] = entry, None
@@ -271,7 +269,6 @@ class BlockManager:
     def _move(self, entry: Entry, block: int, target: int) -> None:
         self._free.discard(target)
         self._moves.append(Move(block, target, len(entry.tokens)))
-        self.moved += 1
         self.entries[target], self.entries[block] = entry, None
         self.sealed[target], self.sealed[block] = len(entry.tokens), 0
         entry.block = target

@@ -202,7 +202,6 @@ class PagedCache:
             bytes_pool=self.pool.nbytes,
             bytes_live=live * block_bytes,
             bytes_per_token=self.layout.bytes_per_token(),
-            blocks_moved=manager.moved,
             evictions=dict(manager.evictions),
         )
 

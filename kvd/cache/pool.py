@@ -19,8 +19,6 @@ from kvd.cache.placement import Move
 from kvd.cache.side import Side
 
 Buffers = Generation | DeviceGeneration
-Parts = tuple[mx.array, ...]
-"""One side of a layer: (rows,) native, or (words, scales, biases) quantised."""
 STAGING_KEPT = 8
 """Staging buffers kept for the next restore (page faults of new memory cost more than the copy)."""
 

@@ -90,7 +90,6 @@ class CacheStats:
     bytes_pool: int
     bytes_live: int
     bytes_per_token: int
-    blocks_moved: int
     evictions: dict[str, int]
     """by reason: capacity (the LRU gave way), superseded (a longer block contains it), in_place (no room to move it),
     cleared (asked for)"""

@@ -65,7 +65,7 @@ class Built:
     info: dict[str, Any]
 
 
-def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files: Files | None = None) -> Built:
+def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart) -> Built:
     """Load the model and build everything over it. Raises what `kvd.models.load` raises, and OutOfMemory when not even
     one block of KV fits."""
     loaded = load(given.model, available=given.weights_limit)
@@ -101,7 +101,7 @@ def assemble(given: Options, outbox: Outbox, growth: Growth, heart: Heart, files
     )
     chunk = given.chunk or (CHUNK_CPU if loaded.info.backend == "cpu" else CHUNK_GPU)
     pending = max(given.pool_limit // 8, PENDING_LEAST)
-    engine = make_engine(model, cache, outbox, heart, files or RealFiles(), Limits(chunk=chunk), pending)
+    engine = make_engine(model, cache, outbox, heart, RealFiles(), Limits(chunk=chunk), pending)
     context = loaded.info.context_length or ANY_CONTEXT
     prompter = Prompter(loaded.tokenizer, vocab=loaded.info.vocab, context=context, today=pulled(given))
     mx.reset_peak_memory()  # that of a request is told with it; converting weights takes more than any

@@ -33,8 +33,6 @@ class Record:
     """seconds since the epoch"""
     fingerprint: str = ""
     path: str | None = None
-    notes: tuple[str, ...] = ()
-    """what an import changed or limited, for people"""
 
 
 def checked_name(name: str) -> str:
@@ -55,8 +53,7 @@ def read_record(folder: Path) -> Record:
     path = folder / FILE
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        known = {field.name: content[field.name] for field in fields(Record) if field.name in content}
-        return Record(**{**known, "notes": tuple(known.get("notes", ()))})
+        return Record(**{field.name: content[field.name] for field in fields(Record) if field.name in content})
     except (OSError, ValueError, TypeError) as error:
         raise UnsupportedModel(f"{path} cannot be read ({error})", file=str(path), reason="damaged record") from error
 

@@ -20,7 +20,7 @@ from tests.front.serve import HUNG
 from tests.front.support import PATIENCE_S, Client, Daemon, daemon, until
 
 MODELS = ("demo", "far", "near")
-FACTS = ("name", "source", "fingerprint", "pulled_at", "notes", "disk_bytes", "context_length")
+FACTS = ("name", "source", "fingerprint", "pulled_at", "disk_bytes", "context_length")
 
 
 def hang(made: Daemon, folder: Path) -> None:

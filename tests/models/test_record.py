@@ -18,13 +18,13 @@ from tests.tiny import tiny_model
 def place(home: Path, name: str, path: str | None = None) -> Path:
     folder = home / "models" / name
     folder.mkdir(parents=True)
-    write_record(folder, Record(name, "here", 1.5, "f" * 64, path, ("a note",)))
+    write_record(folder, Record(name, "here", 1.5, "f" * 64, path))
     return folder
 
 
 def test_a_record_comes_back_whole(tmp_path: Path) -> None:
     folder = place(tmp_path, "m")
-    assert read_record(folder) == Record("m", "here", 1.5, "f" * 64, None, ("a note",))
+    assert read_record(folder) == Record("m", "here", 1.5, "f" * 64)
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 

@@ -36,7 +36,7 @@ def _row(seen: Seen, slot: Slot | None, aliases: list[str]) -> dict[str, Any]:
     if (model := seen.model) is not None:
         record = model.record
         about |= {"source": record.source, "fingerprint": record.fingerprint, "pulled_at": record.pulled_at}
-        about |= {"notes": list(record.notes), **model.facts}
+        about |= model.facts
     if seen.unread_s:
         about["unread_s"] = round(seen.unread_s, 3)
     return about if slot is None else about | slot.describe()

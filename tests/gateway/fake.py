@@ -108,6 +108,7 @@ class FakeDaemon:
             for socket, path in ((router, self.socket), (control, control_path(self.socket))):
                 socket.setsockopt(zmq.LINGER, 0)
                 socket.setsockopt(zmq.SNDHWM, 0)
+                socket.setsockopt(zmq.BACKLOG, 1024)  # a test's many streams connect at once
                 socket.bind(f"ipc://{path}")
             self._ready.set()
             poller = zmq.Poller()

@@ -14,7 +14,7 @@ from kvclient.errors import KvdError, UnknownModel, UnsupportedModel
 from kvd.front.reads import Reads
 from kvd.home import Home
 from kvd.models import aliases, record, size
-from kvd.models.facts import facts
+from kvd.models.facts import facts, text_config
 from kvd.models.record import Record
 from kvd.settings import Models
 
@@ -162,10 +162,9 @@ def needs(folder: Path, block_size: int) -> Needs:
     return Needs(found.dense, found.kept, found.stored, SMALLEST_POOL_BLOCKS * block_size * token_bytes(config))
 
 
-def token_bytes(config: Mapping[str, Any]) -> int:
+def token_bytes(config: dict[str, Any]) -> int:
     """Bytes of KV per token in float32: 2 * layers * KV heads * head size * 4; 0 where the config does not say."""
-    inner = config.get("text_config")
-    given = inner if isinstance(inner, dict) else config
+    given = text_config(config)
     layers, heads = given.get("num_hidden_layers"), given.get("num_attention_heads")
     kv_heads = given.get("num_key_value_heads") or heads
     head = given.get("head_dim") or (given.get("hidden_size", 0) // heads if heads else 0)

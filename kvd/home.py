@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from kvclient.errors import BadRequest, Busy
 from kvd.pidlock import PidLock
 
 UMASK = 0o077
+LOOK_S = 0.5
+"""No look at a lock takes that long, on a loaded machine either."""
+POLL_S = 0.01
 
 
 class HomeLocked(Busy):
@@ -121,10 +125,14 @@ class Lock(PidLock):
         self._owned = owned.root if isinstance(owned, Home) else owned
 
     def acquire(self) -> Lock:
-        """Take the lock, without waiting. Raises HomeLocked with the holder's pid."""
-        if (pid := self.take()) is not None:
-            said = f"{self._owned} is in use by process {pid or '(unknown)'}"
-            raise HomeLocked(said, pid=pid, path=str(self.path))
+        """Take the lock, waiting no longer than somebody may look who holds it. Raises HomeLocked with the holder's
+        pid."""
+        deadline = time.monotonic() + LOOK_S
+        while (pid := self.take()) is not None:
+            if time.monotonic() > deadline:
+                said = f"{self._owned} is in use by process {pid or '(unknown)'}"
+                raise HomeLocked(said, pid=pid, path=str(self.path))
+            time.sleep(POLL_S)
         return self
 
     def release(self) -> None:
@@ -142,10 +150,4 @@ class Lock(PidLock):
 
 def holder(home: Home) -> int | None:
     """Pid of the process that holds the home's lock; None when nobody does, 0 when it has not written its pid yet."""
-    try:
-        with Lock(home):
-            return None
-    except HomeLocked as problem:
-        return int(problem.details["pid"])
-    except FileNotFoundError:
-        return None
+    return Lock(home).holder()

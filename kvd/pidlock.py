@@ -34,15 +34,35 @@ class PidLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            text = os.pread(fd, 32, 0).strip()
+            pid = _pid(fd)
             os.close(fd)
-            return int(text) if text.isdigit() else 0
+            return pid
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
         return None
 
+    def holder(self) -> int | None:
+        """Pid of who holds it, 0 where that is not known; None when nobody does. Looks do not see each other, but
+        whoever takes the lock during one finds it held. Raises OSError."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            return _pid(fd)
+        finally:
+            os.close(fd)
+
     def release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _pid(fd: int) -> int:
+    text = os.pread(fd, 32, 0).strip()
+    return int(text) if text.isdigit() else 0

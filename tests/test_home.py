@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,3 +87,16 @@ def test_a_second_owner_is_refused_with_the_pid_of_the_first(home: Home) -> None
     with Lock(home):
         assert holder(home) == os.getpid()
     assert holder(home) is None
+
+
+def test_whoever_looks_who_owns_a_home_is_no_owner(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert holder(home) is None
+    with Lock(home):
+        pass
+    look = os.open(home.lock, os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    assert holder(home) is None
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: os.close(look))
+    monkeypatch.setattr("kvd.home.time", clock)
+    with Lock(home):
+        assert holder(home) == os.getpid()

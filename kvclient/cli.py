@@ -34,6 +34,11 @@ def _main(words: list[str]) -> int:
         if words == ["--version"]:
             write(f"kv {__version__}\n")
             return 0
+        if words == ["--completion", "names"]:  # each Tab asks: without the parser
+            from kvclient.names import listing
+
+            write(listing("names"))
+            return 0
         return _run(words)
     except StdoutClosed:
         return CLOSED

@@ -6,7 +6,6 @@ import argparse
 import shlex
 
 from kvclient.options import parser
-from kvclient.paths import home
 
 
 def script(shell: str) -> str:
@@ -15,9 +14,12 @@ def script(shell: str) -> str:
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](options)
 
 
-def _models() -> str:
-    """Shell words that list the models: the folders the daemon keeps them in."""
-    return f'ls "${{KVD_HOME:-{home()}}}/models" 2>/dev/null'
+def command(program: str, asked: str) -> str:
+    """The shell command that lists what a model may be called, see `kvclient.names`."""
+    return f"{program} --completion {asked} 2>/dev/null"
+
+
+NAMES = command("kv", "names")
 
 
 def _choices(option: argparse.Action) -> list[str]:
@@ -33,7 +35,7 @@ def _bash(options: list[argparse.Action]) -> str:
     for option in options:
         flags = "|".join(option.option_strings)
         if _is_model(option):
-            cases.append(f'    {flags}) COMPREPLY=($(compgen -W "$({_models()})" -- "$word")); return;;')
+            cases.append(f'    {flags}) COMPREPLY=($(compgen -W "$({NAMES})" -- "$word")); return;;')
         elif option.choices:
             words = " ".join(_choices(option))
             cases.append(f'    {flags}) COMPREPLY=($(compgen -W "{words}" -- "$word")); return;;')
@@ -71,7 +73,7 @@ def _zsh(options: list[argparse.Action]) -> str:
             value = f":{(option.metavar or option.dest)}:"
         lines.append(f"    {head}{flags}{shlex.quote(f'[{what}]{value}')} \\")
     return "\n".join([
-        f"_kv_models() {{ compadd -- ${{(f)\"$({_models()})\"}} }}",
+        f"_kv_models() {{ compadd -- ${{(f)\"$({NAMES})\"}} }}",
         "_kv() {",
         "  _arguments -s \\",
         *lines,
@@ -90,9 +92,7 @@ def _fish(options: list[argparse.Action]) -> str:
         )
         value = ""
         if _is_model(option):
-            place = shlex.quote(str(home() / "models"))
-            listing = f'set -q KVD_HOME; and ls "$KVD_HOME/models" 2>/dev/null; or ls {place} 2>/dev/null'
-            value = f" -x -a {shlex.quote(f'({listing})')}"
+            value = f" -x -a '({NAMES})'"
         elif option.choices:
             value = f" -x -a {shlex.quote(' '.join(_choices(option)))}"
         elif option.nargs != 0:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvclient import paths
+from kvclient.configured import section
 from kvclient.errors import BadRequest, Unreachable
 from kvclient.hub import probe
 
@@ -35,22 +36,12 @@ Report = Callable[[str], None]
 
 def allowed(home: Path) -> bool:
     """Raises BadRequest for a `KVD_AUTOSTART` that is neither yes nor no. A config file that cannot be read counts as
-    "not allowed": the daemon is the one to complain about it."""
+    "not allowed"."""
     if word := os.environ.get("KVD_AUTOSTART"):
         if (answer := WORDS.get(word.lower())) is None:
             raise BadRequest(f"KVD_AUTOSTART must be 1 or 0, got {word[:40]!r}", value=word[:40])
         return answer
-    try:
-        text = (home / "kvd.toml").read_text()
-    except (OSError, UnicodeDecodeError):
-        return False
-    import tomllib
-
-    try:
-        daemon = tomllib.loads(text).get("daemon")
-    except tomllib.TOMLDecodeError:
-        return False
-    return isinstance(daemon, dict) and daemon.get("autostart") is True
+    return section(home, "daemon").get("autostart") is True
 
 
 def say(line: str) -> None:

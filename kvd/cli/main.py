@@ -140,6 +140,11 @@ def _dispatch(words: list[str]) -> int:
         print(f"kvd {__version__}")
         return 0
     if verb == "--completion":
+        from kvclient import names
+
+        if len(rest) == 1 and rest[0] in names.ASKED:  # each Tab asks: without the parsers
+            print(names.listing(rest[0]), end="")
+            return 0
         from kvd.cli import completion
 
         return completion.print_script(rest)

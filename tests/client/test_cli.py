@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvclient import __version__
-from tests.client.command import LIMIT_S, asked, content, kv
+from tests.client.command import KV, LIMIT_S, asked, content, kv
 from tests.client.fake import CHOICE, STATS, FakeDaemon, result
 
 pytestmark = pytest.mark.usefixtures("environment")
@@ -187,7 +188,9 @@ def test_completions_know_every_option_and_the_shell_takes_them(shell: str) -> N
 
 def test_bash_completes_options_values_and_models(tmp_path: Path) -> None:
     (tmp_path / "models" / "demo").mkdir(parents=True)
-    script = kv("--completion", "bash").stdout.decode()
+    (tmp_path / "kvd.toml").write_text("[models]\naliases = {gpt = 'demo'}\n")
+    program = f'kv() {{ {shlex.join(KV)} "$@"; }}\n'
+    script = program + kv("--completion", "bash").stdout.decode()
 
     def complete(*words: str) -> list[str]:
         line = " ".join(f"'{word}'" for word in words)
@@ -198,4 +201,4 @@ def test_bash_completes_options_values_and_models(tmp_path: Path) -> None:
 
     assert complete("kv", "--sta") == ["--stats"]
     assert complete("kv", "--cache", "re") == ["read"]
-    assert complete("kv", "-m", "") == ["demo"]
+    assert complete("kv", "-m", "") == ["demo", "gpt"]

@@ -71,8 +71,8 @@ class Daemon:
 class Memory:
     limit: int | None = _key(
         None, kinds.AUTO_SIZE,
-        "for weights and KV of all models together; auto: 75 % of what the machine (or its cgroup) has, on a Mac at most "
-        "what its GPU may keep, less 1 GiB",
+        "for weights and KV of all models together; auto: 75 % of what the machine (or its cgroup) has, on a Mac at "
+        "most what its GPU may keep, less 1 GiB",
     )
 
 

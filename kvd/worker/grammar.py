@@ -6,6 +6,7 @@ The parsing is llguidance's. A grammar is made in a preparation thread; each cho
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -72,6 +73,15 @@ class Grammars:
         shape = json.dumps({**calls, "x-guidance": LAYOUT})
         lark = f'start: {opening} "\\n" call "\\n" {closing}\ncall: %json {shape}\n'
         return self._make(llguidance.LLMatcher.grammar_from_lark(lark), "tools")
+
+    def of_text(self, never: str) -> Grammar:
+        """Any text in which `never` does not occur, with the marks of reasoning where the model has such."""
+        special = set(self._tokenizer.all_special_tokens)
+        marks = [mark for mark in (self._tokenizer.think_start, self._tokenizer.think_end) if mark in special]
+        held = re.escape(never).replace("/", r"\/")
+        lark = f"start: TEXT (mark TEXT)*\nmark: {' | '.join(marks)}\n" if marks else "start: TEXT\n"
+        lark += f"TEXT: /(?s:.*)/ & ~/(?s:.*){held}(?s:.*)/\n"
+        return self._make(llguidance.LLMatcher.grammar_from_lark(lark), "tool_choice")
 
     def _make(self, grammar: str, field: str) -> Grammar:
         with self._lock:

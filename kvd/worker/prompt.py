@@ -17,7 +17,7 @@ from kvclient.errors import BadRequest, ContextLengthExceeded
 from kvd.cache.chain import common_prefix
 from kvd.worker import advice
 from kvd.worker.grammar import Grammar, Grammars
-from kvd.worker.params import Params, parse
+from kvd.worker.params import Params, Sampling, parse
 from kvd.worker.text import PLAIN, Format, format_of
 from kvd.worker.tools import END, START, chosen, described
 
@@ -26,6 +26,8 @@ _CONTINUATIONS: Final = ("A", "zq", "\n1")
 LONG: Final = 16
 """characters per token of the context: of a longer text the beginning is encoded first, since encoding takes memory of
 a hundred times the text"""
+NEVER: Final = -1e4
+"""a bias that no logit outweighs, and that float16 can hold"""
 _REMEDY: Final = "shorten it, or ask a model with a longer context"
 
 
@@ -58,7 +60,8 @@ class Prompter:
     def prepare(self, kind: str, body: Mapping[str, Any]) -> Prompt:
         """Raises BadRequest naming the field, or what the template said."""
         params, body = parse(kind, body, vocab=self._vocab, random_seed=int.from_bytes(os.urandom(7), "big"))
-        tools = [] if params.tool_choice == "none" else body.get("tools", [])
+        tools = body.get("tools", [])
+        callable = tools if params.tool_choice != "none" else []
         open_end = body.get("open_end", False)
         rules: tuple[Mapping[str, Any], ...] = ()
         if "tokens" in body:
@@ -73,14 +76,27 @@ class Prompter:
                 rules = advice.rules(messages, lambda other: read([dict(message) for message in other]))
         self._check(tokens)
         room = self._context - len(tokens) + 1
+        sampling, grammar = params.sampling, self._grammar(params, callable)
+        if grammar is None and len(tools) > len(callable):
+            sampling, grammar = self._without_calls(sampling)
         return Prompt(
             tokens=tuple(tokens),
-            params=replace(params, max_tokens=min(params.max_tokens, room)),
-            format=format_of(self._tokenizer, tools, tokens) if "messages" in body else PLAIN,
+            params=replace(params, max_tokens=min(params.max_tokens, room), sampling=sampling),
+            format=format_of(self._tokenizer, callable, tokens) if "messages" in body else PLAIN,
             excess=_excess(len(tokens), self._context) if room < 1 else None,
-            grammar=self._grammar(params, tools),
+            grammar=grammar,
             rules=rules,
         )
+
+    def _without_calls(self, sampling: Sampling) -> tuple[Sampling, Grammar | None]:
+        """`tool_choice` "none": the tools stay in the prompt, which shares its prefix with the turns before, and what
+        opens a call is never drawn: one token by its bias, which costs nothing, several by a grammar."""
+        start = self._tokenizer.tool_call_start or START
+        opening = self._tokenizer.encode(start, add_special_tokens=False)
+        if len(opening) > 1:
+            return sampling, self._grammars.of_text(start)
+        bias = dict(sampling.logit_bias) | {opening[0]: NEVER}
+        return replace(sampling, logit_bias=tuple(sorted(bias.items()))), None
 
     def _grammar(self, params: Params, tools: Sequence[Mapping[str, Any]]) -> Grammar | None:
         forced = chosen(tools, params.tool_choice)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from kvclient.errors import BadRequest
+from kvd.worker.tools import START
 from tests.worker.rig import Rig
 
 SCHEMA = {
@@ -101,6 +103,32 @@ def test_tools_are_described_to_a_model_without_a_tool_template_and_results_come
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in text
     assert "<tool_response>\nsunny\n</tool_response>" in text
     assert text.startswith(rig.tokenizer.decode(first).removesuffix("<|im_start|>assistant\n"))
-    assert "weather" not in rig.tokenizer.decode(
-        rig.prompter.prepare("generate", {"messages": HELLO, "tools": TOOLS, "tool_choice": "none"}).tokens
-    )
+
+
+def test_where_no_tool_is_to_be_called_the_prompt_is_the_same_and_a_call_cannot_be_written(rig: Rig) -> None:
+    asked = {"messages": HELLO, "tools": TOOLS}
+    prompt = rig.prompter.prepare("generate", asked | {"tool_choice": "none"})
+    assert prompt.tokens == rig.prompter.prepare("generate", asked).tokens
+    assert prompt.grammar is not None and not prompt.format.tools
+    for token in rig.tokenizer.encode(f"so: {START[:-1]}", add_special_tokens=False):
+        prompt.grammar.accept(token)
+    mask = prompt.grammar.mask(len(rig.tokenizer.get_vocab())).tolist()
+    assert mask[rig.tokenizer.encode(START[-1])[-1]] == -math.inf
+    assert mask[rig.tokenizer.encode("x")[-1]] == mask[rig.tokenizer.eos_token_id] == 0
+    answer = rig.send(**asked, tool_choice="none", max_tokens=20).end()
+    assert answer.kind == "done" and answer.body["choices"][0]["text"]
+
+
+def test_where_one_token_opens_a_call_it_is_never_drawn(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"messages": HELLO, "tools": TOOLS, "max_tokens": 30, "logit_bias": {2: -100}}
+    monkeypatch.setattr(rig.tokenizer, "_tool_parser", lambda text, tools: {"name": "weather", "arguments": {}})
+    monkeypatch.setattr(rig.tokenizer, "_tool_call_end", "</call>")
+    monkeypatch.setattr(rig.tokenizer, "_tool_call_start", "<call>")
+    said = [rig.tokenizer.decode([token]) for token in rig.tokenizer.encode(rig.send(**asked).end().text)]
+    start = next(text for text in said if len(rig.tokenizer.encode(text, add_special_tokens=False)) == 1)
+    monkeypatch.setattr(rig.tokenizer, "_tool_call_start", start)
+    called = rig.send(**asked).end().body["choices"][0]
+    assert called["tool_calls"]
+    body = rig.send(**asked, tool_choice="none").end().body["choices"][0]
+    assert not body["tool_calls"] and body["text"] and start not in body["text"]
+    assert rig.prompter.prepare("generate", asked | {"tool_choice": "none"}).grammar is None

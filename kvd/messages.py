@@ -3,7 +3,7 @@
 Every message travels as `kvclient.wire.Message` (two frames). Work for a worker and events for a client keep the body
 as the client or the worker packed it, so that the front forwards it unread; all others unpack into one dataclass each.
 
-    front -> worker   Work  Cancel  LookedUp  Reserved  Committed  Left  Clear  Granted  Stop
+    front -> worker   Work  Cancel  LookedUp  Reserved  Committed  Departed  Clear  Granted  Stop
     worker -> front   Ready  Failed  Event  Lookup  Reserve  Written  Abandon  BadShard  Touched  Cleared  Grow  Beat
 """
 
@@ -21,8 +21,8 @@ from kvd.messages_store import (
     BadShard,
     Committed,
     CommittedItem,
+    Departed,
     Entry,
-    Left,
     LookedUp,
     Lookup,
     PinPath,
@@ -35,8 +35,9 @@ from kvd.messages_store import (
 
 __all__ = [
     "EVENT_KINDS", "NOBODY", "WORK_KINDS", "Abandon", "BadShard", "Beat", "Cancel", "Clear", "Cleared", "Committed",
-    "CommittedItem", "Entry", "Event", "Failed", "Granted", "Grow", "Left", "LookedUp", "Lookup", "PinPath", "Ready",
-    "Reserve", "Reserved", "Stop", "ToFront", "ToWorker", "Touched", "Work", "Written", "to_front", "to_worker",
+    "CommittedItem", "Departed", "Entry", "Event", "Failed", "Granted", "Grow", "LookedUp", "Lookup", "PinPath",
+    "Ready", "Reserve", "Reserved", "Stop", "ToFront", "ToWorker", "Touched", "Work", "Written", "to_front",
+    "to_worker",
 ]
 
 WORK_KINDS: Final = frozenset({"generate", "warm", "explain", "count"})
@@ -168,13 +169,13 @@ class Beat(Typed):
     stats: dict[str, Any]
 
 
-ToWorker = Work | Cancel | LookedUp | Reserved | Committed | Left | Clear | Granted | Stop
+ToWorker = Work | Cancel | LookedUp | Reserved | Committed | Departed | Clear | Granted | Stop
 ToFront = (
     Ready | Failed | Event | Lookup | Reserve | Written | Abandon | BadShard | Touched | PinPath | Cleared | Grow | Beat
 )
 
 _TO_WORKER: Final[dict[str, type[Any]]] = {
-    c.KIND: c for c in (Cancel, LookedUp, Reserved, Committed, Left, Clear, Granted, Stop)
+    c.KIND: c for c in (Cancel, LookedUp, Reserved, Committed, Departed, Clear, Granted, Stop)
 }
 _TO_FRONT: Final[dict[str, type[Any]]] = {
     c.KIND: c

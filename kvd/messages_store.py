@@ -153,12 +153,12 @@ class PinPath(Typed):
 
 
 @dataclass(frozen=True, slots=True)
-class Left(Typed):
+class Departed(Typed):
     """Blocks that are not in the store any more, whatever was said of them before. `parents` are theirs: a shorter
-    block there may have counted as stored for being the beginning of one that left. `everything`: nothing is known to
-    be stored."""
+    block there may have counted as stored for being the beginning of one that departed. `everything`: nothing is
+    known to be stored."""
 
-    KIND = "left"
+    KIND = "departed"
     chains: tuple[bytes, ...]
     parents: tuple[bytes, ...]
     everything: bool = False

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from kvd.messages_store import Left
+from kvd.messages_store import Departed
 from kvd.store.departed import Departure
 
 CHAINS_MOST: Final = 8192
@@ -37,19 +37,19 @@ class Audience(Generic[M]):
         for namespace in [n for n, members in self._members.items() if not members]:
             del self._members[namespace]
 
-    def told(self, departures: Iterable[Departure]) -> Iterator[tuple[M, Left]]:
+    def told(self, departures: Iterable[Departure]) -> Iterator[tuple[M, Departed]]:
         """Whom to send what."""
         for departure in departures:
             if departure.namespace is None:
                 everybody = {run: member for members in self._members.values() for run, member in members.items()}
-                yield from ((member, Left((), (), everything=True)) for member in everybody.values())
+                yield from ((member, Departed((), (), everything=True)) for member in everybody.values())
                 continue
             for member in list(self._members.get(departure.namespace, {}).values()):
                 yield from ((member, message) for message in batches(departure))
 
 
-def batches(departure: Departure) -> Iterator[Left]:
+def batches(departure: Departure) -> Iterator[Departed]:
     """Messages of a bearable size; parents and chains need not travel together."""
     chains, parents = departure.chains, departure.parents
     for at in range(0, max(len(chains), len(parents)), CHAINS_MOST):
-        yield Left(chains[at : at + CHAINS_MOST], parents[at : at + CHAINS_MOST])
+        yield Departed(chains[at : at + CHAINS_MOST], parents[at : at + CHAINS_MOST])

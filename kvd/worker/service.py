@@ -14,7 +14,7 @@ import structlog
 from kvclient.errors import Cancelled, Internal, KvdError
 from kvclient.wire import unpack
 from kvd.cache.results import Consent
-from kvd.messages import Cancel, Clear, Committed, Granted, Grow, Left, LookedUp, Reserved, Stop, ToWorker, Work
+from kvd.messages import Cancel, Clear, Committed, Departed, Granted, Grow, LookedUp, Reserved, Stop, ToWorker, Work
 from kvd.worker.clear import clear
 from kvd.worker.outbox import Outbox
 
@@ -116,8 +116,8 @@ class Service:
                 engine.reserved(message)
             case Committed():
                 engine.committed(message)
-            case Left():
-                engine.on_cache(lambda cache: engine.spill.left(message, cache.index))
+            case Departed():
+                engine.on_cache(lambda cache: engine.spill.departed(message, cache.index))
             case Clear():
                 engine.on_cache(lambda cache: self._outbox.tell(clear(cache, message)))
 

@@ -27,7 +27,7 @@ from kvd.cache.hostmem import HostBlock
 from kvd.cache.layout import SAFETENSORS_NAMES, KVLayout
 from kvd.cache.prefix import PrefixIndex
 from kvd.cache.results import Published
-from kvd.messages import Abandon, Committed, Left, Reserve, Reserved, Written
+from kvd.messages import Abandon, Committed, Departed, Reserve, Reserved, Written
 from kvd.store.base import FIRST_USE, STORED
 from kvd.store.files import Files
 from kvd.store.preview import PREVIEW
@@ -152,7 +152,7 @@ class Spill:
             for chain in chains:
                 self._durable.pop(chain, None)
 
-    def left(self, message: Left, memory: PrefixIndex) -> None:
+    def departed(self, message: Departed, memory: PrefixIndex) -> None:
         """The front dropped these blocks, and with them what was covered by one: shorter blocks behind the same parent,
         which are offered again if memory still has them. In the order of the front's other messages, on the engine's
         thread."""

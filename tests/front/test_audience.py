@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvd.front.audience import CHAINS_MOST, Audience, batches
-from kvd.messages import Left
+from kvd.messages import Departed
 from kvd.store.departed import MOST, Departure, Departures
 
 
@@ -29,8 +29,8 @@ def test_a_worker_is_told_of_its_namespaces_until_it_is_gone() -> None:
     audience.join(b"n", two)
     audience.join(b"m", two)
     left = [Departure(b"m", (b"c",), (b"m",)), Departure(b"other", (b"d",), ())]
-    assert list(audience.told(left)) == [(two, Left((b"c",), (b"m",)))]
-    everything = Left((), (), everything=True)
+    assert list(audience.told(left)) == [(two, Departed((b"c",), (b"m",)))]
+    everything = Departed((), (), everything=True)
     assert list(audience.told([Departure(None)])) == [(one, everything), (two, everything)]
     audience.leave(2)
     assert list(audience.told(left)) == []

@@ -19,8 +19,8 @@ from kvd.messages import (
     BadShard,
     Committed,
     CommittedItem,
+    Departed,
     Entry,
-    Left,
     LookedUp,
     Lookup,
     Reserve,
@@ -280,7 +280,7 @@ def test_a_store_whose_folder_is_gone_is_given_up_counted_and_opened_again(monke
         while not thread.counts().get("lookups"):
             await asyncio.sleep(0.01)
         first.lost = "deleted"
-        assert await worker.next() == Left((), (), everything=True)
+        assert await worker.next() == Departed((), (), everything=True)
         while attempts:
             await asyncio.sleep(0.01)
         assert await thread.do(lambda s: s) is second  # type: ignore[comparison-overlap]
@@ -409,10 +409,10 @@ def test_workers_of_a_namespace_are_told_what_left_the_store_and_before_what_com
 
         await thread.do(lambda s: leave((Departure(b"n", (b"c", b"d"), (b"p",)), Departure(b"m", (b"x",), (b"m",)))))
         thread.ask(worker, Written(7, b"s", 10).encode())
-        assert await worker.next() == Left((b"c", b"d"), (b"p",))
+        assert await worker.next() == Departed((b"c", b"d"), (b"p",))
         assert isinstance(await worker.next(), Committed)
         await thread.do(lambda s: leave((EVERYTHING,)))
-        assert await worker.next() == Left((), (), everything=True)
+        assert await worker.next() == Departed((), (), everything=True)
         assert stranger.got.empty() and gone.got.qsize() == 1
 
     with_store(store, test)

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_tokenizer
 from kvclient.errors import BadRequest, Cancelled, Internal, from_wire
 from kvclient.wire import pack
 from kvd.cache.results import Consent
-from kvd.messages import Cancel, Clear, Cleared, Granted, Grow, Left, Work, to_front
+from kvd.messages import Cancel, Clear, Cleared, Departed, Granted, Grow, Work, to_front
 from kvd.worker.outbox import Outbox
 from kvd.worker.prompt import Prompter
 from kvd.worker.service import Growth, Service
@@ -24,9 +24,9 @@ from tests.tiny import tiny_model
 
 class Spill:
     def __init__(self) -> None:
-        self.told: list[Left] = []
+        self.told: list[Departed] = []
 
-    def left(self, message: Left, memory: Any) -> None:
+    def departed(self, message: Departed, memory: Any) -> None:
         self.told.append(message)
 
 
@@ -106,10 +106,10 @@ def test_requests_are_counted_refused_or_handed_on(prompter: Prompter) -> None:
 
 def test_what_left_the_store_is_handed_on_and_a_clear_is_answered_with_its_counts(prompter: Prompter) -> None:
     desk = Desk()
-    desk.service.receive(Left((b"c",), ()))
+    desk.service.receive(Departed((b"c",), ()))
     desk.service.open(desk.engine, prompter)  # type: ignore[arg-type]
-    desk.service.receive(Left((b"c",), (b"p",)))
-    assert desk.engine.spill.told == [Left((b"c",), (b"p",))]
+    desk.service.receive(Departed((b"c",), (b"p",)))
+    assert desk.engine.spill.told == [Departed((b"c",), (b"p",))]
     desk.service.receive(Clear(1, ()))
     assert to_front(desk.next()) == Cleared(1, 7, 700, 2)
     desk.service.receive(Clear(2, (b"n",)))

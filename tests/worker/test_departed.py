@@ -8,7 +8,7 @@ from typing import Any
 
 from kvd.cache.chain import Chain, chains
 from kvd.cache.prefix import PrefixIndex, make_entry
-from kvd.messages import Clear, Cleared, Left
+from kvd.messages import Clear, Cleared, Departed
 from kvd.worker.clear import clear
 from kvd.worker.spill import State
 from tests.worker.rig import PATIENCE, B, Rig, ids
@@ -25,15 +25,15 @@ class Telling(Rig):
             core = self.store.core
             core.drop([core.table.slots[chain] for chain in found], "evicted.full")
             for one in self.store.departed():
-                self.tell(Left(one.chains, one.parents, one.namespace is None))
+                self.tell(Departed(one.chains, one.parents, one.namespace is None))
             done.put(True)
 
         self._errands.put(drop)
         self._wakes.put(True)
         done.get(timeout=PATIENCE)
 
-    def tell(self, message: Left) -> None:
-        self.engine.on_cache(lambda cache: self.engine.spill.left(message, cache.index))
+    def tell(self, message: Departed) -> None:
+        self.engine.on_cache(lambda cache: self.engine.spill.departed(message, cache.index))
 
     def states(self, found: Sequence[bytes]) -> list[State]:
         """After everything that was told has been taken in."""
@@ -60,7 +60,7 @@ def test_when_nothing_is_known_to_be_stored_the_next_use_writes_all_of_it() -> N
     prompt = ids(2 * B + 5, 2)
     with Telling() as rig:
         rig.ask(prompt)
-        rig.tell(Left((), (), everything=True))
+        rig.tell(Departed((), (), everything=True))
         assert rig.states(chains(rig.cache.namespace, prompt, B)) == [State.UNKNOWN] * 2
         assert rig.ask(prompt).stats["stored_tokens"] >= len(prompt)
 
@@ -74,7 +74,7 @@ def test_a_tail_that_counted_as_stored_for_being_in_a_longer_block_leaves_with_i
         for entry in (tail, full):
             memory.add(entry)
         spill.known([tail.chain, full.chain], 2)
-        spill.left(Left((longer.chain,), (bytes(parent),)), memory)
+        spill.departed(Departed((longer.chain,), (bytes(parent),)), memory)
         assert [spill.state(entry.chain) for entry in (tail, full)] == [State.UNKNOWN, State.DURABLE]
 
 

@@ -29,7 +29,7 @@ class Dispatch:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._tasks: set[asyncio.Task[None]] = set()
-        self._finding = 0
+        self._finding: set[asyncio.Task[None]] = set()
         """requests whose model is looked for"""
 
     def message(self, peer: Peer, message: Message) -> None:
@@ -55,15 +55,16 @@ class Dispatch:
         if loaded := self._loaded(message.model or services.config.models.default):
             self._submit(session, message, loaded)
             return
-        waiting, limit = self._finding, services.config.daemon.max_waiting
+        waiting, limit = len(self._finding), services.config.daemon.max_waiting
         if waiting >= limit and services.registry.silent:
             raise Busy(f"{waiting} requests wait for the disk of the models", waiting=waiting, limit=limit)
         services.fleet.check_room()
         if len(message.packed) <= PEEK_MOST:
             session.limit_s = _limit(message.packed)
-        session.on_cancel = lambda reason: services.sessions.fail(session, cancelled(reason))
-        self._finding += 1
-        self._begin(session, self._find(session, message))
+        task = self._begin(session, self._find(session, message))
+        self._finding.add(task)
+        task.add_done_callback(self._finding.discard)
+        session.on_cancel = lambda reason: self._give_up(session, task, reason)
 
     async def _find(self, session: Session, message: Message) -> None:
         services = self._services
@@ -73,10 +74,12 @@ class Dispatch:
                 model = self._loaded(name) or await services.registry.model(name)
         except TimeoutError:
             raise late(session.limit_s) from None
-        finally:
-            self._finding -= 1
-        if services.sessions.get(session.id) is session:
-            self._submit(session, message, model)
+        self._submit(session, message, model)
+
+    def _give_up(self, session: Session, task: asyncio.Task[None], reason: str) -> None:
+        """The disk may not answer for hours: the request holds neither its bytes nor a place until then."""
+        task.cancel()
+        self._services.sessions.fail(session, cancelled(reason))
 
     def _loaded(self, name: str) -> Model | None:
         slots = self._services.fleet.slots
@@ -98,10 +101,12 @@ class Dispatch:
         session.packed = b""
         self._begin(session, verb.run(call))
 
-    def _begin(self, session: Session, work: Coroutine[Any, Any, dict[str, Any] | None]) -> None:
+    def _begin(self, session: Session, work: Coroutine[Any, Any, dict[str, Any] | None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._run(session, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it would be missed
+        return task
 
     async def _run(self, session: Session, work: Coroutine[Any, Any, dict[str, Any] | None]) -> None:
         """Its result ends the request; None: somebody else will."""

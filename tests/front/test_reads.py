@@ -120,6 +120,25 @@ def test_requests_that_wait_for_the_disk_are_bounded_and_answered_once_it_is_bac
     assert {message.kind for message in client.results(waiting).values()} == {"done"}
 
 
+@pytest.mark.parametrize("how", ["cancel", "leave"])
+def test_who_gives_up_waiting_for_the_disk_takes_nobodys_place(made: Daemon, client: Client, how: str) -> None:
+    rows(made)
+    hang(made, made.home / "models")
+    rows(made)
+    with made.client() as other, made.control() as control:
+        given_up = {other.ask("generate", {"prompt": "say 1"}, "far") for _ in range(4)}
+        until(lambda: len(made.status()["requests"]) == 4, "they wait")
+        if how == "cancel":
+            for id in given_up:
+                assert control.call("cancel", {"id": id})["cancelled"]
+            assert {message.body["code"] for message in other.results(given_up).values()} == {"cancelled"}
+    until(lambda: not made.status()["requests"], "they are gone")
+    waiting = client.ask("generate", {"prompt": "say 1"}, "far")
+    until(lambda: made.status()["requests"], "it waits")
+    answers(made)
+    assert client.result(waiting).kind == "done"
+
+
 @pytest.mark.parametrize("what", ["config.json", "model.safetensors"])
 def test_a_stop_does_not_wait_for_a_disk_that_hangs(what: str) -> None:
     """While a model is looked for, and while its headers are read before it is loaded."""

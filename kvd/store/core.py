@@ -79,9 +79,9 @@ class Core:
         self.offline = ""
         """why the disk cannot be used now; empty: it can"""
         self.index_lost = False
-        self.vain = 0
-        """times in a row that dropping blocks left the volume's free space as it was"""
-        self.vain_until = 0.0
+        self.vain_s = 0.0
+        """Seconds to wait since `vain_at`, when dropping blocks left the free space as it was; 0: it did not"""
+        self.vain_at = 0.0
         self.trimmed: Counter[str] = Counter()
         """blocks, bytes and pinned (blocks) that a lowered limit took since the store was opened"""
 
@@ -147,15 +147,14 @@ class Core:
 
     def _evict_for_others(self, need: int, nbytes: int, parent: bytes) -> None:
         """Drop blocks for the volume's free space, unless that was in vain a moment ago. Raises OSError."""
-        if self.vain and self.clock() < self.vain_until:
+        if 0 <= self.clock() - self.vain_at < self.vain_s:  # a clock that was set back ends the wait
             return
-        wanted = self.limits.limit // SLACK + (0 if self.vain else need)
+        wanted = self.limits.limit // SLACK + (0 if self.vain_s else need)
         freed = self.evict(wanted, self.table.slots.values(), "free_space", self.held(parent))
         if 2 * (need - self.space_missing(nbytes)) >= freed:
-            self.vain = 0
+            self.vain_s = 0.0
             return
-        self.vain_until = self.clock() + min(VAIN_S * 2**self.vain, VAIN_MOST_S)
-        self.vain += 1
+        self.vain_at, self.vain_s = self.clock(), min(2 * self.vain_s or VAIN_S, VAIN_MOST_S)
         self.counters["evicted.in_vain"] += 1
 
     def make_quota(self, namespace: bytes, nbytes: int, parent: bytes) -> bool:

@@ -185,7 +185,7 @@ class Fleet:
         slot.use()
 
     def failed(self, worker: Worker, problem: KvdError) -> None:
-        logger.warning("load failed", model=worker.order.name, code=problem.code, reason=problem.message)
+        logger.warning("load failed", model=worker.spec.name, code=problem.code, reason=problem.message)
         worker.kill()
         self._loader.arrived(worker, problem)
 
@@ -204,7 +204,7 @@ class Fleet:
         self._store.ask(worker, message)
 
     def grow(self, worker: Worker, asked: Grow) -> None:
-        granted = self.ledger.grow(worker.order.name, asked.nbytes)
+        granted = self.ledger.grow(worker.spec.name, asked.nbytes)
         coming = not granted and asked.needed and self.room.is_coming(self._by_worker[worker], asked.nbytes)
         if not granted and not coming:
             self._metrics.add(Count.MEMORY, "grow")
@@ -215,7 +215,7 @@ class Fleet:
         slot = self._by_worker.pop(worker)
         slot.worker, slot.state = None, State.NOT_LOADED
         self.ledger.release(slot.model.name)
-        self._store.forget(worker.order.run)
+        self._store.forget(worker.spec.run)
         self._metrics.add(Count.WORKERS, loss.reason)
         problem: KvdError = Cancelled(f"model {slot.model.name} was unloaded", model=slot.model.name)
         if loss.reason != "stopped":

@@ -20,7 +20,7 @@ from kvd.front.reads import in_thread
 from kvd.front.registry import Model, Needs, find, needs
 from kvd.front.room import Room
 from kvd.front.slot import Slot
-from kvd.front.spawn import WORKER, Order
+from kvd.front.spawn import WORKER, Spec
 from kvd.front.workers import Owner, Worker
 from kvd.home import Home
 from kvd.models.backend import expected
@@ -74,16 +74,16 @@ class Loader:
         slot.model, wanted = await in_thread(lambda: _found(self._means.home, slot.model.name, block))
         preload = await in_thread(lambda: self._means.preload(self._means.home.root))
         async with self._host.room.turn:
-            order = await self._order(slot, wanted, preload)
+            spec = await self._spec(slot, wanted, preload)
         arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            worker = Worker(self._means.context, self._means.home, order, self._host)
+            worker = Worker(self._means.context, self._means.home, spec, self._host)
         except OSError as problem:
             self._host.ledger.release(slot.model.name)
             raise Busy(f"no process for {slot.model.name}: {problem.strerror}", model=slot.model.name) from None
         self._arrivals[worker] = arrival
         self._host.started(slot, worker)
-        logger.info("load", model=slot.model.name, pid=worker.pid, kv=order.kv, weights_bytes=order.weights_limit)
+        logger.info("load", model=slot.model.name, pid=worker.pid, kv=spec.kv, weights_bytes=spec.weights_limit)
         await arrival
 
     def arrived(self, worker: Worker, problem: KvdError | None) -> None:
@@ -112,7 +112,7 @@ class Loader:
             logger.warning("back-off", model=name, seconds=round(wait, 2), crashes=slot.crashes.count(now))
             await asyncio.sleep(wait)
 
-    async def _order(self, slot: Slot, wanted: Needs, preload: Path | None) -> Order:
+    async def _spec(self, slot: Slot, wanted: Needs, preload: Path | None) -> Spec:
         """Put the model on the ledger and say what to start. Raises OutOfMemory."""
         config, ledger, name = self._host.config, self._host.ledger, slot.model.name
         backend = self._means.backend()
@@ -124,7 +124,7 @@ class Loader:
         ledger.reserve(name, weights, initial)
         most = ledger.budget - weights  # what of it is free at a time, the ledger says when the pool asks to grow
         run = next(self._runs)
-        return Order(
+        return Spec(
             run=run, name=name, model=slot.model.folder, kv=slot.kv or config.models.precision(name), preload=preload,
             command=self._means.command, store=config.store_path,
             socket=config.socket.with_name(f"{config.socket.name}.w{run % SOCKETS}"),

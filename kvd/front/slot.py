@@ -74,7 +74,7 @@ class Slot:
     def has_precision(self, kv: str) -> bool:
         """Whether loading at `kv` would change nothing: no process, or one at this precision however it is written.
         Raises BadRequest for layers that the loaded model does not have."""
-        if self.worker is None or kv == self.worker.order.kv:
+        if self.worker is None or kv == self.worker.spec.kv:
             return True
         layout = self.worker.info.get("kv_layout")
         if layout is None or kv == AUTO:
@@ -88,9 +88,9 @@ class Slot:
         if kv is None or self.has_precision(kv) or self.worker is None or not requests:
             return
         raise Busy(
-            f"{self.model.name} has {requests} requests at KV precision {self.worker.order.kv}, and a model has one "
+            f"{self.model.name} has {requests} requests at KV precision {self.worker.spec.kv}, and a model has one "
             f"precision at a time: ask for {kv} again when they are done, or pull the model under a second name",
-            model=self.model.name, kv=self.worker.order.kv, asked=kv, requests=requests,
+            model=self.model.name, kv=self.worker.spec.kv, asked=kv, requests=requests,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Slot:
         row: dict[str, Any] = {}
         if (worker := self.worker) is not None:
             row |= worker.info | worker.beat.stats
-            row |= {"kv": worker.order.kv, "pid": worker.pid, "phase": worker.beat.phase, "log": str(worker.log)}
+            row |= {"kv": worker.spec.kv, "pid": worker.pid, "phase": worker.beat.phase, "log": str(worker.log)}
             row["load_s"] = self.load_s
         now = time.monotonic()
         return row | {

@@ -31,8 +31,8 @@ WORKER = (sys.executable, "-P", "-m", "kvd.worker.main")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What to start. `run` numbers the processes of this front. Sizes in bytes, block and chunk in tokens."""
+class Spec:
+    """A worker to start. `run` numbers the processes of this front. Sizes in bytes, block and chunk in tokens."""
 
     run: int
     name: str
@@ -70,23 +70,23 @@ class Spawned:
     record: Path
 
 
-def spawn(order: Order, home: Home) -> Spawned:
+def spawn(spec: Spec, home: Home) -> Spawned:
     """Start the process by exec, out of reach of a terminal's signals; call it on the main thread, whose death is the
     kernel's death signal to the worker. Raises OSError when the system refuses."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    log = home.logs / f"worker-{order.name}-{stamp}-{order.run}.log"
-    tmp = home.tmp / f"{FRONT}-{order.run}"
+    log = home.logs / f"worker-{spec.name}-{stamp}-{spec.run}.log"
+    tmp = home.tmp / f"{FRONT}-{spec.run}"
     tmp.mkdir(mode=0o700, exist_ok=True)
     keep_kernels(tmp, home.kernels)
-    record = home.workers / f"{FRONT}-{order.run}"
+    record = home.workers / f"{FRONT}-{spec.run}"
     reading, leash = os.pipe()
     held = os.open(record, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with log.open("wb") as stderr:
             process = subprocess.Popen(
-                order.arguments(home, reading), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
-                env=environment(os.environ, home, tmp, order.preload), cwd=home.root,
+                spec.arguments(home, reading), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr,
+                env=environment(os.environ, home, tmp, spec.preload), cwd=home.root,
                 pass_fds=(reading, held), start_new_session=True,
             )  # fmt: skip
         os.pwrite(held, f"{process.pid}\n".encode(), 0)

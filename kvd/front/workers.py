@@ -21,7 +21,7 @@ from kvclient.errors import KvdError, ProtocolError, Timeout, WorkerLost
 from kvclient.wire import Message
 from kvd.front.lane import Frames, Lane, Sent
 from kvd.front.logs import logger
-from kvd.front.spawn import Order, Spawned, spawn
+from kvd.front.spawn import Spawned, Spec, spawn
 from kvd.home import Home
 from kvd.messages import (
     EVENT_KINDS,
@@ -79,9 +79,9 @@ class Owner(Protocol):
 class Worker:
     """Owned by the loop's thread, but for the thread that waits for the process's end."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], home: Home, order: Order, owner: Owner) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], home: Home, spec: Spec, owner: Owner) -> None:
         """Raises OSError when the system refuses another process."""
-        self.order, self._owner = order, owner
+        self.spec, self._owner = spec, owner
         self.born = self._heard = time.monotonic()
         self.beat = Beat("loading", 0.0, 0.0, {})
         self.info: dict[str, Any] = {}
@@ -90,13 +90,13 @@ class Worker:
         self._killer: asyncio.TimerHandle | None = None
         self._clearing: dict[int, asyncio.Future[Cleared]] = {}
         self._loop = asyncio.get_running_loop()
-        self._lane = Lane(_bind(context, order.socket), self._received, self._flush)
+        self._lane = Lane(_bind(context, spec.socket), self._received, self._flush)
         try:
-            self._spawned: Spawned = spawn(order, home)
+            self._spawned: Spawned = spawn(spec, home)
         except OSError:
             self._close_lane()
             raise
-        threading.Thread(target=self._wait, name=f"wait-{order.name}", daemon=True).start()
+        threading.Thread(target=self._wait, name=f"wait-{spec.name}", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -104,11 +104,11 @@ class Worker:
 
     @property
     def run(self) -> int:
-        return self.order.run
+        return self.spec.run
 
     @property
     def model(self) -> str:
-        return self.order.name
+        return self.spec.name
 
     @property
     def log(self) -> Path:
@@ -163,7 +163,7 @@ class Worker:
             else:
                 self._handle(to_front(message))
         except ProtocolError as problem:
-            logger.error("worker speaks nonsense", model=self.order.name, problem=problem.message)
+            logger.error("worker speaks nonsense", model=self.spec.name, problem=problem.message)
             self.kill("exit")
 
     def _handle(self, message: ToFront) -> None:
@@ -216,7 +216,7 @@ class Worker:
 
     def _close_lane(self) -> None:
         self._lane.close()
-        self.order.socket.unlink(missing_ok=True)
+        self.spec.socket.unlink(missing_ok=True)
 
 
 def _bind(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,19 @@ def test_a_model_is_loaded_from_where_it_is_by_then(made: Daemon, client: Client
     assert client.result(client.ask("generate", {"prompt": "die"}, "near")).body["code"] == "worker_lost"
     assert client.call("generate", {"prompt": "say 2"}, "near")["choices"][0]["text"] == "01"
     assert made.model("near")["pid"] != first["pid"]
+
+
+def test_a_loaded_model_whose_folder_was_deleted_answers_and_is_listed_until_it_is_unloaded(
+    made: Daemon, client: Client
+) -> None:
+    client.call("load", {"model": "near", "pin": True})
+    shutil.rmtree(made.home / "models" / "near")
+    assert client.call("generate", {"prompt": "say 2"}, "near")["choices"][0]["text"] == "01"
+    assert rows(made)["near"]["state"] == "loaded"
+    assert client.call("unload", {"model": "near"}) == {"model": "near", "unloaded": True}
+    assert "near" not in rows(made)
+    for kind, body, model in (("generate", {"prompt": "say 1"}, "near"), ("unload", {"model": "near"}, "")):
+        assert client.result(client.ask(kind, body, model)).body["code"] == "unknown_model"
 
 
 # --- reads alone

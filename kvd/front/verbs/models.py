@@ -78,12 +78,18 @@ class Unload:
     name = "unload"
 
     async def run(self, call: Call) -> Body:
-        services = call.services
-        name = await services.registry.resolve(call.body["model"], services.config.models)
-        slot = next((slot for slot in services.fleet.slots if slot.model.name == name), None)
+        services, name = call.services, call.body["model"]
+        slot = _slot(services, name)
+        if slot is None or slot.state is State.NOT_LOADED:  # what runs need not be looked for: its folder may be gone
+            name = await services.registry.resolve(name, services.config.models)
+            slot = _slot(services, name)
         if slot is None:
             return {"model": name, "unloaded": False}
         was = slot.state
         slot.pinned, slot.kv = False, None
         await services.fleet.unload(slot, "asked")
         return {"model": name, "unloaded": was is not State.NOT_LOADED}
+
+
+def _slot(services: Services, name: str) -> Slot | None:
+    return next((slot for slot in services.fleet.slots if slot.model.name == name), None)

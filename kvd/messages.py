@@ -25,6 +25,7 @@ from kvd.messages_store import (
     Entry,
     LookedUp,
     Lookup,
+    Offer,
     PinPath,
     Reserve,
     Reserved,
@@ -35,8 +36,8 @@ from kvd.messages_store import (
 
 __all__ = [
     "EVENT_KINDS", "NOBODY", "WORK_KINDS", "Abandon", "BadShard", "Beat", "Cancel", "Clear", "Cleared", "Committed",
-    "CommittedItem", "Departed", "Entry", "Event", "Failed", "Granted", "Grow", "LookedUp", "Lookup", "PinPath",
-    "Ready", "Reserve", "Reserved", "Stop", "ToFront", "ToWorker", "Touched", "Work", "Written", "to_front",
+    "CommittedItem", "Departed", "Entry", "Event", "Failed", "Granted", "Grow", "LookedUp", "Lookup", "Offer",
+    "PinPath", "Ready", "Reserve", "Reserved", "Stop", "ToFront", "ToWorker", "Touched", "Work", "Written", "to_front",
     "to_worker",
 ]
 

@@ -25,6 +25,20 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A block for the store: `tokens` are its ids, `start` the position of the first, `nbytes` the size of its shard,
+    `preview` the first words of its text."""
+
+    namespace: bytes
+    chain: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+    start: int
+    nbytes: int
+    preview: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CommittedItem:
     """`ok` means durable. Otherwise `reason` is a counter's name and the block is not in the store."""
 
@@ -71,18 +85,11 @@ class LookedUp(Typed):
 
 @dataclass(frozen=True, slots=True)
 class Reserve(Typed):
-    """Room for one block: `tokens` are its ids, `start` the position of the first, `nbytes` the size of its shard,
-    `preview` the first words of its text."""
+    """Room for one block."""
 
     KIND = "reserve"
     q: int
-    namespace: bytes
-    chain: bytes
-    parent: bytes
-    tokens: tuple[int, ...]
-    start: int
-    nbytes: int
-    preview: str
+    offer: Offer
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ FOR_THE_FRONT: list[m.ToFront] = [
     m.Failed.of(OutOfMemory("too big", needed=2, available=1)),
     *(m.Event(kind, "r1", wire.pack({"text": "a"})) for kind in sorted(m.EVENT_KINDS)),
     m.Lookup(1, b"n" * 16, (b"c" * 16, b"d" * 16), b"n" * 16, tuple(range(600))),
-    m.Reserve(2, b"n" * 16, b"c" * 16, b"n" * 16, (1, 2, 3), 0, 9000, "Once upon"),
+    m.Reserve(2, m.Offer(b"n" * 16, b"c" * 16, b"n" * 16, (1, 2, 3), 0, 9000, "Once upon")),
     m.Written(3, b"s" * 16, 9000),
     m.Abandon(3, "disk_error"),
     m.BadShard(b"n" * 16, b"c" * 16, "checksum"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvd.config import Config
 from kvd.front.reload import limits
 from kvd.home import Home
-from kvd.messages import CommittedItem, LookedUp, Reserve, Reserved, ToWorker, Written
+from kvd.messages import CommittedItem, LookedUp, Offer, Reserve, Reserved, ToWorker, Written
 from kvd.store.base import Found, Limits, Refusal, Reservation
 from kvd.store.departed import Departure
 
@@ -23,10 +23,7 @@ class StoreLike(Protocol):
     """What the front needs of `kvd.store.Store`."""
 
     def lookup(self, namespace: bytes, chains: Sequence[bytes], parent: bytes, tail: Sequence[int]) -> Found: ...
-    def reserve(
-        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], start: int, nbytes: int,
-        preview: str = "",
-    ) -> Reservation | Refusal: ...
+    def reserve(self, offer: Offer) -> Reservation | Refusal: ...
     def label(self, namespace: bytes, model: str) -> None: ...
     def commit(self, written: list[Written]) -> list[CommittedItem]: ...
     def abandon(self, reservation: int, reason: str) -> None: ...
@@ -51,12 +48,10 @@ class Asker(Protocol):
     def send(self, message: ToWorker) -> None: ...
 
 
-def reserve(store: StoreLike, model: str, asked: Reserve) -> Reservation | Refusal:
+def reserve(store: StoreLike, model: str, offer: Offer) -> Reservation | Refusal:
     """As a worker of this model asked."""
-    store.label(asked.namespace, model)
-    return store.reserve(
-        asked.namespace, asked.chain, asked.parent, asked.tokens, asked.start, asked.nbytes, asked.preview
-    )
+    store.label(offer.namespace, model)
+    return store.reserve(offer)
 
 
 def nothing(asked: Any, reason: str) -> ToWorker:

@@ -237,8 +237,8 @@ class StoreThread:
                 self._guard("pin", lambda s: s.pin(namespace, chains, ttl_s or None), None)
 
     def _reserve(self, asker: Asker, asked: Reserve) -> None:
-        self._audience.join(asked.namespace, asker)
-        made = self._guard("reserve", lambda s: reserve(s, asker.model, asked), Refusal(UNAVAILABLE))
+        self._audience.join(asked.offer.namespace, asker)
+        made = self._guard("reserve", lambda s: reserve(s, asker.model, asked.offer), Refusal(UNAVAILABLE))
         if isinstance(made, Refusal):
             self._send(asker, Reserved(asked.q, False, reason=made.reason))
             return

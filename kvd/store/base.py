@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from kvd.messages import CommittedItem, Entry, Written
+from kvd.messages import CommittedItem, Entry, Offer, Written
 
 __all__ = [
-    "CommittedItem", "Entry", "Found", "Limits", "Node", "Refusal", "Report", "Reservation", "Written", "disk_bytes",
+    "CommittedItem", "Entry", "Found", "Limits", "Node", "Offer", "Refusal", "Report", "Reservation", "Written",
+    "disk_bytes",
 ]
 
 PAGE = 4096
@@ -56,16 +57,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Room for one shard of exactly `nbytes`. Write to `temp`, fsync if `durable`, rename to `final`, say `Written`."""
+    """Room for the shard of a block. Write to `temp`, fsync if `durable`, rename to `final`, say `Written`."""
 
     id: int
-    namespace: bytes
-    chain: bytes
-    parent: bytes
-    tokens: tuple[int, ...]
-    start: int
-    nbytes: int
-    preview: str
+    offer: Offer
     temp: str
     final: str
     durable: bool = True

@@ -45,7 +45,7 @@ def commit(core: Core, written: list[Written]) -> list[CommittedItem]:
 def give_up(core: Core, found: Reservation) -> None:
     """Forget a reservation and remove whatever was written for it."""
     core.pending.pop(found.id, None)
-    core.by_chain.pop(found.chain, None)
+    core.by_chain.pop(found.offer.chain, None)
     core.ledger.settle(found.id, 0)
     for path in (found.temp, found.final):
         try:
@@ -54,12 +54,13 @@ def give_up(core: Core, found: Reservation) -> None:
             continue
         except OSError:
             core.counters["unlink_failed"] += 1
-            core.junk[path] = disk_bytes(found.nbytes)
+            core.junk[path] = disk_bytes(found.offer.nbytes)
     core.settle_other()
 
 
 def _check(core: Core, found: Reservation, item: Written) -> tuple[Slot | None, str]:
     """The file is where it should be and no larger than what was reserved."""
+    offer = found.offer
     try:
         there = core.files.stat(found.final)
     except OSError as problem:
@@ -67,12 +68,12 @@ def _check(core: Core, found: Reservation, item: Written) -> tuple[Slot | None, 
         return None, "vanished"
     if there.size != item.size:
         return None, "size_mismatch"
-    if item.size > found.nbytes or len(item.checksum) != CHAIN_BYTES:
+    if item.size > offer.nbytes or len(item.checksum) != CHAIN_BYTES:
         return None, "larger_than_reserved"
     disk = max(there.allocated, disk_bytes(item.size))
     slot = Slot(
-        found.namespace, found.chain, found.parent, item.checksum, len(found.tokens), found.start, item.size, disk, 0,
-        core.clock(), there.mtime, found.preview[:PREVIEW],
+        offer.namespace, offer.chain, offer.parent, item.checksum, len(offer.tokens), offer.start, item.size, disk, 0,
+        core.clock(), there.mtime, offer.preview[:PREVIEW],
     )
     return slot, ""
 
@@ -85,7 +86,8 @@ def _durable(core: Core, ready: list[tuple[Reservation, Slot]]) -> str:
         core.files.point("after_dirsync")
         core.files.point("before_commit")
         core.wear.add(sum(slot.size for _, slot in ready))
-        core.write_index(Batch(add=[(slot, found.tokens) for found, slot in ready], meta={"wear": core.wear.pack()}))
+        added = [(slot, found.offer.tokens) for found, slot in ready]
+        core.write_index(Batch(add=added, meta={"wear": core.wear.pack()}))
         core.files.point("after_commit")
     except OSError as problem:
         core.disk_failed(problem)
@@ -107,7 +109,7 @@ def _sync_folders(core: Core, folders: list[str]) -> None:
 
 def _accept(core: Core, found: Reservation, slot: Slot) -> CommittedItem:
     del core.pending[found.id]
-    del core.by_chain[found.chain]
+    del core.by_chain[found.offer.chain]
     core.ledger.settle(found.id, slot.disk)
     core.table.add(slot)
     core.counters["committed"] += 1
@@ -126,7 +128,7 @@ def _supersede(core: Core, ready: list[tuple[Reservation, Slot]]) -> None:
     for found, slot in ready:
         if len(core.table.children[slot.parent]) < 2:
             continue
-        for chain in _prefixes(slot.parent, found.tokens):
+        for chain in _prefixes(slot.parent, found.offer.tokens):
             if chain not in core.table.slots or chain in core.table.children:
                 continue
             if core.pins.get(chain):

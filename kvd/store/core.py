@@ -112,7 +112,7 @@ class Core:
 
     def held(self, parent: bytes = b"") -> set[bytes]:
         """Chains that eviction must leave: pins, and the parents of what is being written or, `parent`, about to be."""
-        return self.pins.held(self.clock()) | {r.parent for r in self.pending.values()} | {parent}
+        return self.pins.held(self.clock()) | {r.offer.parent for r in self.pending.values()} | {parent}
 
     # -- room ----------------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class Core:
             return True
         for model in self.owners(namespace):
             members = {n for n in self.table.by_namespace if model in self.owners(n)} | {namespace}
-            pending = sum(r.nbytes for r in self.pending.values() if r.namespace in members)
+            pending = sum(r.offer.nbytes for r in self.pending.values() if r.offer.namespace in members)
             used = sum(self.table.by_namespace.get(n, 0) for n in members)
             need = used + pending + nbytes - self.limits.quota
             if need > 0:
@@ -201,7 +201,7 @@ class Core:
 
     def _evict_held(self) -> None:
         """Pins are broken, and orphans given up, only for what `du` would show over the limit."""
-        pending = {r.parent for r in self.pending.values()}
+        pending = {r.offer.parent for r in self.pending.values()}
         if (over := self.ledger.usage().over) > 0:
             victims = plan(self.table.slots.values(), over, pending, self.table.strays(), self.limits.limit)
             self.drop(victims, FULL_PINNED)

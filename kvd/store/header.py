@@ -20,6 +20,8 @@ from typing import Any, Final
 import xxhash
 
 from kvd.cache.chain import CHAIN_BYTES, next_chain
+from kvd.messages_store import Offer
+from kvd.store.preview import PREVIEW
 from kvd.tensorspec import TensorSpec
 
 FORMAT: Final = "kvd-shard-1"
@@ -105,6 +107,14 @@ class Parsed:
 def file_bytes(header: ShardHeader) -> int:
     """Exact size of the shard that `header` will give: what to reserve."""
     return LENGTH_BYTES + _size(_text(header, header.tensors.blank_sums)) + header.data_bytes
+
+
+def offer_of(header: ShardHeader) -> Offer:
+    """What a writer of this shard asks room for."""
+    return Offer(
+        header.namespace, header.chain, header.parent, header.tokens, header.start, file_bytes(header),
+        header.preview[:PREVIEW],
+    )
 
 
 def build(header: ShardHeader, sums: Sequence[bytes]) -> tuple[bytes, bytes]:

@@ -23,13 +23,14 @@ from kvd.store.header import (
     file_bytes,
     header_bytes,
     is_header,
+    offer_of,
     parse,
 )
 from kvd.tensorspec import TensorSpec
 
 __all__ = [
     "Expected", "Parsed", "ShardDamaged", "ShardHeader", "ShardReader", "TensorSpec", "Tensors", "file_bytes",
-    "open_shard", "read_header", "read_shard", "read_tensors", "store_shard", "write_shard",
+    "offer_of", "open_shard", "read_header", "read_shard", "read_tensors", "store_shard", "write_shard",
 ]
 
 _FIRST_READ = 16384

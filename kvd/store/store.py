@@ -17,7 +17,7 @@ from typing import Any
 from kvclient.errors import StoreError
 from kvd.store import commit, lookup, opening, reserve
 from kvd.store.adopt import adopt, enforce, quarantine_file, rebuild_index
-from kvd.store.base import CommittedItem, Found, Limits, Refusal, Reservation, Written
+from kvd.store.base import CommittedItem, Found, Limits, Offer, Refusal, Reservation, Written
 from kvd.store.core import Core
 from kvd.store.departed import Departure
 from kvd.store.files import Files, RealFiles, replace_whole
@@ -94,15 +94,12 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def reserve(
-        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], start: int, nbytes: int,
-        preview: str = "",
-    ) -> Reservation | Refusal:
-        """Room for one shard of exactly `nbytes` (`header.file_bytes`). Every reservation ends in `commit` or
+    def reserve(self, offer: Offer) -> Reservation | Refusal:
+        """Room for one shard of exactly `offer.nbytes` (`header.file_bytes`). Every reservation ends in `commit` or
         `abandon`."""
         if self._closed:
             return Refusal("closed")
-        return reserve.reserve(self.core, namespace, chain, parent, tokens, start, nbytes, preview)
+        return reserve.reserve(self.core, offer)
 
     def commit(self, written: Iterable[Written]) -> list[CommittedItem]:
         """All shards that workers have finished: one sync of their folders, one transaction. Durable on return where

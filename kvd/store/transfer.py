@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvclient.errors import BadRequest, StoreError
-from kvd.store.base import Refusal, Report, Reservation, Written
+from kvd.store.base import Offer, Refusal, Report, Reservation, Written
 from kvd.store.files import TEMP_SUFFIX, Files, discard, read_into, write_from
 from kvd.store.header import HEADER_LIMIT, LENGTH_BYTES, Parsed, ShardDamaged, header_bytes, parse
 from kvd.store.store import Store
@@ -139,9 +139,10 @@ def _take(store: Store, fd: int, piece: Piece, namespace: bytes, source: str) ->
     except ShardDamaged as damage:
         raise BadRequest(f"{source}: block {piece.chain.hex()}: {damage}", path=source) from None
     head = parsed.header
+    offer = Offer(namespace, head.chain, head.parent, head.tokens, head.start, piece.size, head.preview)
     place: Reservation | Refusal = Refusal("first_use")
     while isinstance(place, Refusal) and place.reason == "first_use":
-        place = store.reserve(namespace, head.chain, head.parent, head.tokens, head.start, piece.size, head.preview)
+        place = store.reserve(offer)
     if isinstance(place, Refusal):
         if place.stored:
             return False, len(head.tokens)

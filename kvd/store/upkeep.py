@@ -88,7 +88,8 @@ def gc(core: Core) -> Round:
     strays = [core.table.slots[c] for c in core.table.strays()]
     core.drop(strays, "collected.stray")
     counts["strays"] = len(strays)
-    for namespace in core.namespaces - set(core.table.by_namespace) - {r.namespace for r in core.pending.values()}:
+    pending = {r.offer.namespace for r in core.pending.values()}
+    for namespace in core.namespaces - set(core.table.by_namespace) - pending:
         remove(core.files, core.tree.namespace(namespace))
         core.namespaces.discard(namespace)
         counts["folders"] += 1
@@ -119,7 +120,7 @@ def clear(core: Core, only: Collection[bytes] = ()) -> Round:
     if not only:
         core.sightings.clear()
     freed += core.collect_junk(of=only)
-    counts["being_written"] = sum(1 for r in core.pending.values() if not only or r.namespace in only)
+    counts["being_written"] = sum(1 for r in core.pending.values() if not only or r.offer.namespace in only)
     compact(core)
     core.measure()
     return Report(counts["blocks"], freed, {name: n for name, n in counts.items() if n or name == "blocks"})
@@ -141,7 +142,7 @@ def rebuild(core: Core) -> Round:
 def _rescan(core: Core) -> None:
     """Find what came into the folder behind the store's back."""
     found = scan(core.files, core.tree)
-    pending = {r.chain for r in core.pending.values()}
+    pending = {r.offer.chain for r in core.pending.values()}
     temps = {r.temp for r in core.pending.values()}
     core.junk.update(found.foreign)
     core.junk.update({path: disk for path, disk in found.temp.items() if path not in temps})

@@ -30,8 +30,7 @@ from kvd.cache.results import Published
 from kvd.messages import Abandon, Committed, Departed, Reserve, Reserved, Written
 from kvd.store.base import FIRST_USE, STORED
 from kvd.store.files import Files
-from kvd.store.preview import PREVIEW
-from kvd.store.shard import ShardHeader, Tensors, TensorSpec, file_bytes, store_shard
+from kvd.store.shard import ShardHeader, Tensors, TensorSpec, offer_of, store_shard
 from kvd.worker.outbox import Outbox
 
 REMEMBERED: Final = 1 << 18
@@ -199,12 +198,10 @@ class Spill:
             block.namespace, block.chain, block.parent, block.tokens, block.start, self._described,
             self._tensors(len(block.tokens)), text,
         )  # fmt: skip
-        number, size = next(self._numbers), file_bytes(header)
+        number = next(self._numbers)
         with self._lock:
             self._asked[number] = job
-        self._outbox.tell(
-            Reserve(number, block.namespace, block.chain, block.parent, block.tokens, block.start, size, text[:PREVIEW])
-        )
+        self._outbox.tell(Reserve(number, offer_of(header)))
 
     def _write(self, job: _Job) -> None:
         place = job.reservation

@@ -23,6 +23,7 @@ from kvd.messages import (
     Entry,
     LookedUp,
     Lookup,
+    Offer,
     Reserve,
     Reserved,
     Touched,
@@ -34,7 +35,7 @@ from kvd.store.departed import EVERYTHING, Departure
 
 ENTRY = Entry(b"c", b"p", 4, "/x", 10, b"s")
 LOOKUP = Lookup(1, b"n", (b"c",), b"n", (1, 2, 3, 4))
-RESERVE = Reserve(2, b"n", b"c", b"n", (1,), 0, 10, "words")
+RESERVE = Reserve(2, Offer(b"n", b"c", b"n", (1,), 0, 10, "words"))
 
 
 @dataclass
@@ -65,12 +66,9 @@ class FakeStore:
             assert self.gate.wait(10)
         return Found((ENTRY,), None, 0)
 
-    def reserve(
-        self, namespace: bytes, chain: bytes, parent: bytes, tokens: Sequence[int], start: int, nbytes: int,
-        preview: str = "",
-    ) -> Reservation | Refusal:  # fmt: skip
+    def reserve(self, offer: Offer) -> Reservation | Refusal:
         self._call("reserve")
-        return Reservation(7, namespace, chain, parent, tuple(tokens), start, nbytes, preview, "/tmp/t", "/tmp/f")
+        return Reservation(7, offer, "/tmp/t", "/tmp/f")
 
     def label(self, namespace: bytes, model: str) -> None:
         self._call(f"label {model}")

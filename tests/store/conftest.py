@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvd.store.base import Limits, Refusal, Report, Reservation, Written
-from kvd.store.shard import file_bytes, store_shard
+from kvd.store.shard import offer_of, store_shard
 from kvd.store.store import Store
 from kvd.store.upkeep import Round
 from torments.actor import Actor
@@ -49,10 +49,7 @@ def actor(world: World) -> Actor:
 
 
 def reserve(actor: Actor, tokens: list[int], index: int = -1) -> Reservation | Refusal:
-    block = actor.blocks(tokens)[index]
-    return actor.store.reserve(
-        block.namespace, block.chain, block.parent, block.tokens, block.start, file_bytes(block), block.preview
-    )
+    return actor.store.reserve(offer_of(actor.blocks(tokens)[index]))
 
 
 def write(actor: Actor, place: Reservation, tokens: list[int], index: int = -1) -> Written:

@@ -9,7 +9,7 @@ import pytest
 
 from kvclient.errors import StoreError
 from kvd.cache.chain import next_chain
-from kvd.store.base import Limits, Refusal, Reservation
+from kvd.store.base import Limits, Offer, Refusal, Reservation
 from kvd.store.departed import EVERYTHING
 from kvd.store.shard import store_shard
 from kvd.store.upkeep import clear, gc
@@ -67,7 +67,7 @@ def test_a_damaged_list_of_first_uses_costs_a_use_and_nothing_else(world: World,
 def test_first_uses_are_written_within_the_limit(world: World) -> None:
     actor = world.open(room(600_000), admission="second")
     for n in range(20_000):
-        actor.store.reserve(NAMESPACE, next_chain(NAMESPACE, [n]), NAMESPACE, [n], 0, 5000)
+        actor.store.reserve(Offer(NAMESPACE, next_chain(NAMESPACE, [n]), NAMESPACE, (n,), 0, 5000))
     world.now += 301
     actor.store.tend()
     assert actor.store.stats()["counters"]["sightings.full"] == 1 and not Path(world.folder, "seen").exists()

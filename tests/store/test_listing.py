@@ -10,7 +10,7 @@ import pytest
 from kvclient import wire
 from kvd.cache.chain import next_chain
 from kvd.store.base import Reservation, Written
-from kvd.store.shard import file_bytes, store_shard
+from kvd.store.shard import offer_of, store_shard
 from kvd.store.upkeep import rebuild
 from kvd.store.verbs import perform
 from kvd.store.words import distinguishing
@@ -55,7 +55,7 @@ def test_a_conversation_that_branches_at_every_turn_can_be_listed_and_sent(world
     for turn in range(600):
         for tokens in ([1, 1, 1, 1], [2, turn]):
             block = header(tokens, parent, start=4 * turn)
-            place = actor.store.reserve(NAMESPACE, block.chain, parent, tokens, 4 * turn, file_bytes(block))
+            place = actor.store.reserve(offer_of(block))
             assert isinstance(place, Reservation)
             size, checksum = store_shard(actor.files, place.temp, place.final, block, payload(block), durable=False)
             assert actor.store.commit([Written(place.id, checksum, size)])[0].ok
@@ -84,7 +84,7 @@ def test_siblings_are_told_apart_by_their_first_own_words(world: World) -> None:
 
 def put_text(actor: Actor, tokens: list[int], text: str) -> None:
     block = replace(header(tokens), preview=text)
-    place = actor.store.reserve(NAMESPACE, block.chain, NAMESPACE, tokens, 0, file_bytes(block), text)
+    place = actor.store.reserve(offer_of(block))
     assert isinstance(place, Reservation)
     size, checksum = store_shard(actor.files, place.temp, place.final, block, payload(block))
     assert actor.store.commit([Written(place.id, checksum, size)])[0].ok

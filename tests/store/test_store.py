@@ -13,7 +13,7 @@ import pytest
 
 from kvclient.errors import StoreError
 from kvd.cache.chain import next_chain
-from kvd.store.base import Refusal, Reservation
+from kvd.store.base import Offer, Refusal, Reservation
 from tests.store.conftest import World, reserve, write
 from torments.actor import BLOCK, Actor
 from torments.blocks import NAMESPACE
@@ -72,9 +72,9 @@ def test_what_cannot_be_reserved_says_why(actor: Actor) -> None:
     assert reserve(actor, PROMPT[:9]) == Refusal("covered")
     assert isinstance(reserve(actor, [50, 51]), Reservation)
     assert reserve(actor, [50, 51]) == Refusal("pending")
-    assert actor.store.reserve(NAMESPACE, bytes(16), NAMESPACE, [1], 0, 5000) == Refusal("bad_request")
+    assert actor.store.reserve(Offer(NAMESPACE, bytes(16), NAMESPACE, (1,), 0, 5000)) == Refusal("bad_request")
     chain = next_chain(NAMESPACE, [7])
-    assert actor.store.reserve(NAMESPACE, chain, NAMESPACE, [7], 0, 9_000_000) == Refusal("larger_than_limit")
+    assert actor.store.reserve(Offer(NAMESPACE, chain, NAMESPACE, (7,), 0, 9_000_000)) == Refusal("larger_than_limit")
     counters = actor.store.stats()["counters"]
     assert all(counters[f"refused.{r}"] for r in ("exists", "covered", "pending", "bad_request", "larger_than_limit"))
 

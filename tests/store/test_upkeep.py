@@ -9,6 +9,7 @@ import pytest
 
 from kvclient.errors import BadRequest, StoreError
 from kvd.store.adopt import adopt, reset_index
+from kvd.store.base import Offer
 from kvd.store.upkeep import clear, gc, rebuild, verify
 from kvd.store.verbs import VERBS, advance, perform, steps
 from tests.store.conftest import World, finish
@@ -56,7 +57,7 @@ def test_gc_collects_what_no_lookup_can_reach(full: Actor) -> None:
 
 def test_gc_leaves_alone_what_is_being_written(full: Actor) -> None:
     block = full.blocks([70, 71])[0]
-    place = full.store.reserve(NAMESPACE, block.chain, NAMESPACE, block.tokens, 0, 9000)
+    place = full.store.reserve(Offer(NAMESPACE, block.chain, NAMESPACE, block.tokens, 0, 9000))
     Path(place.temp).write_bytes(b"half")  # type: ignore[union-attr]
     finish(gc(full.store.core))
     assert os.path.exists(place.temp)  # type: ignore[union-attr]
@@ -106,7 +107,7 @@ def test_clearing_one_model_takes_its_damaged_and_old_files_too_and_no_others(fu
 
 def test_a_clear_says_how_many_blocks_are_being_written_and_stay(full: Actor) -> None:
     block = full.blocks([70, 71])[0]
-    full.store.reserve(NAMESPACE, block.chain, NAMESPACE, block.tokens, 0, 9000)
+    full.store.reserve(Offer(NAMESPACE, block.chain, NAMESPACE, block.tokens, 0, 9000))
     assert perform(full.store, "clear", {})["counts"] == {"blocks": 4, "being_written": 1}
     full.store.label(NAMESPACE, "demo")
     assert perform(full.store, "clear", {"model": "demo"})["counts"] == {"blocks": 0, "being_written": 1}

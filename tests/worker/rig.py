@@ -230,8 +230,8 @@ class Rig:
             case Lookup(q, namespace, chains, parent, tail):
                 found = store.lookup(namespace, chains, parent, tail)
                 self._lookups.append(LookedUp(q, found.hits, found.child, found.child_rows, found.child_token))
-            case Reserve(q, namespace, chain, parent, tokens, start, nbytes, preview):
-                made = store.reserve(namespace, chain, parent, tokens, start, nbytes, preview)
+            case Reserve(q, offer):
+                made = store.reserve(offer)
                 if isinstance(made, Refusal):
                     self.engine.reserved(Reserved(q, False, reason=made.reason))
                 else:

@@ -14,7 +14,7 @@ from benches.rows import Row, median_ratio, paired, row
 from kvd.cache.chain import chains, next_chain
 from kvd.store.base import Limits, Refusal, Written
 from kvd.store.files import RealFiles
-from kvd.store.shard import Expected, ShardHeader, Tensors, TensorSpec, file_bytes, read_shard, store_shard, write_shard
+from kvd.store.shard import Expected, ShardHeader, Tensors, TensorSpec, offer_of, read_shard, store_shard, write_shard
 from kvd.store.store import Store
 from torments.blocks import LAYOUT, NAMESPACE
 from torments.oracle import crash
@@ -121,9 +121,7 @@ def _write(base: str) -> list[Row]:
         def ours() -> float:
             header = block([next(tokens)] * BLOCK)
             began = time.perf_counter()
-            place = store.reserve(
-                NAMESPACE, header.chain, NAMESPACE, header.tokens, 0, file_bytes(header), header.preview
-            )
+            place = store.reserve(offer_of(header))
             reserved = time.perf_counter() - began
             if isinstance(place, Refusal):
                 raise RuntimeError(place.reason)
@@ -158,7 +156,7 @@ def _fill(store: Store, headers: list[ShardHeader]) -> None:
     """Put many small shards into a store without syncing each of them."""
     written = []
     for header in headers:
-        place = store.reserve(NAMESPACE, header.chain, header.parent, header.tokens, header.start, file_bytes(header))
+        place = store.reserve(offer_of(header))
         if isinstance(place, Refusal):
             raise RuntimeError(place.reason)
         memory = memoryview(bytes(header.data_bytes))

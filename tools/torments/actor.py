@@ -9,7 +9,7 @@ from kvd.cache.chain import chains, next_chain
 from kvd.messages import Entry, Written
 from kvd.store.base import Refusal
 from kvd.store.files import Files, RealFiles
-from kvd.store.shard import Expected, ShardDamaged, ShardHeader, file_bytes, read_shard, store_shard
+from kvd.store.shard import Expected, ShardDamaged, ShardHeader, offer_of, read_shard, store_shard
 from kvd.store.store import Store
 from torments.blocks import NAMESPACE, empty_like, header, payload
 
@@ -75,9 +75,7 @@ class Actor:
 
     def _write(self, block: ShardHeader) -> Written | bool:
         """Written; else whether it is durable already."""
-        place = self.store.reserve(
-            block.namespace, block.chain, block.parent, block.tokens, block.start, file_bytes(block), block.preview
-        )
+        place = self.store.reserve(offer_of(block))
         if isinstance(place, Refusal):
             self.reasons.append(place.reason)
             return place.stored

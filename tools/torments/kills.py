@@ -12,7 +12,7 @@ import time
 
 from kvd.store.base import Limits, Reservation
 from kvd.store.files import POINTS, RealFiles
-from kvd.store.shard import file_bytes, store_shard
+from kvd.store.shard import offer_of, store_shard
 from kvd.store.store import Store
 from torments.actor import Actor
 from torments.blocks import payload
@@ -121,9 +121,7 @@ def _worker(outcome: Outcome, folder: str, point: str) -> None:
         actor = Actor(store)
         actor.put(prompt(1))
         block = actor.blocks(prompt(2))[-1]
-        place = store.reserve(
-            block.namespace, block.chain, block.parent, block.tokens, block.start, file_bytes(block)
-        )
+        place = store.reserve(offer_of(block))
         assert isinstance(place, Reservation)
         child = os.fork()
         if child == 0:

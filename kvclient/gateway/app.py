@@ -157,7 +157,7 @@ class Gateway:
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         (model,) = await self.client.models(name)
-        found = {**model, "name": name}
+        found = {**model, "name": name or model["name"]}
         anthropic = "anthropic-version" in request.headers
         return JSONResponse(models.anthropic_model(found) if anthropic else models.openai_model(found))
 

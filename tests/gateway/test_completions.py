@@ -113,6 +113,7 @@ def test_a_listed_model_has_the_fields_of_the_api_and_its_context_length_and_not
     assert demo == {"id": "demo", "created": 1_700_000_000, **common, **length}
     assert other == {"id": "other", "created": 0, **common}
     assert httpx.get(served.url + "/v1/models/demo").json() == demo
+    assert httpx.get(served.url + "/v1/models/").json() == demo, "the default one"
 
 
 def test_embeddings_are_a_clear_not_found(serve: Serve) -> None:

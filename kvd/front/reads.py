@@ -90,5 +90,5 @@ class Reads(Generic[T]):
 
 def _given(answer: T | KvdError) -> T:
     if isinstance(answer, KvdError):
-        raise answer
+        raise answer.with_traceback(None)  # of the last time: it may be told as long as the disk hangs
     return answer

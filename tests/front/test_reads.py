@@ -243,6 +243,22 @@ def test_what_is_late_is_waited_for_once_and_then_it_is_what_it_was(monkeypatch:
     asyncio.run(main())
 
 
+def test_an_error_that_is_told_again_and_again_does_not_keep_who_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        disk, found = Disk(), []
+        value = Reads(disk.read)
+        disk.says.put(UnknownModel("gone"))
+        for _ in range(50):
+            with pytest.raises(UnknownModel) as caught:
+                await value.newest()
+            found.append(len(caught.traceback))
+            monkeypatch.setattr(reads, "PATIENCE_S", 0.05)
+        assert value.hung_s > 0 and max(found) < 10
+        disk.says.put(1)
+
+    asyncio.run(main())
+
+
 def test_a_read_that_fails_belongs_to_who_asked_and_one_that_hangs_ends_with_the_process(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(ZeroDivisionError):

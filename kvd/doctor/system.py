@@ -12,6 +12,7 @@ from kvclient import Client, __version__, paths
 from kvclient.errors import KvdError, Unreachable
 from kvd import machine
 from kvd.config import Config
+from kvd.doctor.disk import existing
 from kvd.doctor.finding import Finding, fail, ok, warn
 from kvd.front.gate import NEEDED
 from kvd.home import Home
@@ -61,12 +62,19 @@ def socket(config: Config) -> Finding:
 
 
 def permissions(home: Home) -> Finding:
-    """The store holds users' prompts: nobody else may read it."""
+    """The store holds users' prompts: nobody else may read it. What lies in a private home is private, whatever its own
+    mode: `kvd config doc > kvd.toml` makes a file of 0644."""
     if not home.root.exists():
+        above = existing(home.root)
+        if not os.access(above, os.W_OK | os.X_OK):
+            detail = f"{home.root} cannot be made: {above} is not writable"
+            return fail("permissions", detail, "chown it to you, or set KVD_HOME")
         return ok("permissions", f"{home.root} does not exist yet; made with mode 0700 at first use")
     if not os.access(home.root, os.W_OK | os.X_OK):
         return fail("permissions", f"{home.root} is not writable", "chown it to you, or set KVD_HOME")
-    private = (home.root, home.run, home.store, home.logs, home.config)
+    private = [home.root, home.run, home.store, home.logs]
+    if home.config.is_symlink():
+        private.append(home.config)
     others = [path for path in private if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077]
     if others:
         names = " ".join(f"'{path}'" for path in others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import struct
 import sys
 import tempfile
@@ -105,6 +106,24 @@ def test_a_home_that_others_can_read_is_a_warning_with_the_command(home: Home) -
     assert (found.level, found.fix) == (Level.WARN, f"chmod go= '{home.root}'")
     home.root.chmod(0o700)
     assert system.permissions(home).level is Level.OK
+
+
+def test_a_config_file_made_by_a_redirection_is_guarded_by_the_home_and_no_warning(home: Home, tmp_path: Path) -> None:
+    """`kvd config doc > kvd.toml` makes it with mode 0644."""
+    home.config.write_text("")
+    home.config.chmod(0o644)
+    assert system.permissions(home).level is Level.OK
+    elsewhere = home.config.rename(tmp_path / "kvd.toml")
+    home.config.symlink_to(elsewhere)
+    assert system.permissions(home).fix == f"chmod go= '{home.config}'"
+
+
+def test_a_home_that_cannot_be_made_is_not_promised(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Home(home.root / "not" / "yet")
+    assert system.permissions(new).level is Level.OK
+    monkeypatch.setattr(os, "access", lambda path, mode: path != home.root)  # root may write everywhere
+    found = system.permissions(new)
+    assert (found.level, found.detail) == (Level.FAIL, f"{new.root} cannot be made: {home.root} is not writable")
 
 
 def test_a_full_disk_fails_and_a_small_one_warns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,8 +151,8 @@ def unread(model: Mapping[str, Any]) -> str:
 
 
 def problems(status: Status) -> list[str]:
-    """What to look at: models that are down or crashed, a disk that hangs, warnings, what a lower limit took, too many
-    connections."""
+    """What to look at: models that are down or crashed, a disk that hangs or is full, warnings, what a lower limit
+    took, too many connections."""
     notes = []
     for model in status.get("models", []):
         if model.get("state") == "down":
@@ -164,6 +164,10 @@ def problems(status: Status) -> list[str]:
         if model.get("reads_hung"):
             notes.append(f"{model['name']}: the disk of the store does not answer ({model['reads_hung']} reads are"
                          " waiting); prompts that need them are computed until it does")  # fmt: skip
+        if full := sum(model.get("spill", {}).get(reason, 0) for reason in ("free_space", "no_space")):
+            often = "once" if full == 1 else f"{full} times"
+            notes.append(f"{model['name']}: not all was stored: the disk was too full {often} since it was loaded;"
+                         " see `kvd doctor`")  # fmt: skip
         if model.get("unread_s"):
             notes.append(unread(model))
         notes += [f"{model['name']}: {warning}" for warning in model.get("warnings", [])]

@@ -70,6 +70,13 @@ def test_a_daemon_that_just_started_is_shown_without_gaps() -> None:
     assert "not available: opening" in text
 
 
+def test_a_disk_without_room_for_blocks_is_told_with_what_to_do() -> None:
+    model = {"name": "demo", "spill": {"free_space": 2, "no_space": 1, "parent_missing": 7}}
+    text = printed(view.page({"models": [model], "store": {}}))
+    assert "demo: not all was stored: the disk was too full 3 times since it was loaded; see `kvd doctor`" in text
+    assert view.problems({"models": [{**model, "spill": {"parent_missing": 7}}]}) == []
+
+
 def test_a_store_that_is_off_says_what_it_left_on_the_disk_and_how_to_remove_it() -> None:
     off = {"off": True, "shards_bytes": 3 * 2**30, "path": "/h/store", "limit": 0, "used": 3 * 2**30}
     assert "store    off, 3 GiB left in /h/store; `kvd cache clear` removes them" in printed(

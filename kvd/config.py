@@ -86,12 +86,14 @@ def changes(old: Config, new: Config) -> tuple[list[str], list[str]]:
 
 def _read(path: Path, must_exist: bool) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows' editors begin it with a mark
     except FileNotFoundError:
         if must_exist:
             raise BadRequest(f"no such config file: {path}", path=str(path)) from None
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except UnicodeDecodeError as problem:
+        raise BadRequest(f"config file {path}: byte {problem.start} is not UTF-8", path=str(path)) from None
+    except (OSError, tomllib.TOMLDecodeError) as problem:
         raise BadRequest(f"config file {path}: {problem}", path=str(path)) from None
     found = {}
     for section, table in tables.items():

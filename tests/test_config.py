@@ -88,6 +88,16 @@ def test_a_mistake_is_one_line_that_names_the_key_and_what_would_do(home: Path, 
         assert word in caught.value.message
 
 
+def test_a_file_as_editors_of_windows_write_it_is_read_and_one_in_no_utf_8_is_said(home: Path) -> None:
+    file = home / "kvd.toml"
+    home.mkdir(exist_ok=True)
+    file.write_bytes(b'\xef\xbb\xbf[models]\r\ndefault = "demo"\r\n')
+    assert load(home).models.default == "demo"
+    file.write_bytes(b'[models]\ndefault = "caf\xe9"\n')
+    with pytest.raises(BadRequest, match="byte 23 is not UTF-8"):
+        load(home)
+
+
 def test_a_named_file_must_exist_and_the_usual_one_need_not(home: Path) -> None:
     with pytest.raises(BadRequest, match="no such config file"):
         load(file=home / "none.toml")

@@ -68,7 +68,8 @@ def _offline_reason(error: Exception) -> str:
         return "HF_HUB_OFFLINE forbids the network"
     if isinstance(cause, HfHubHTTPError):
         return f"the hub answered {cause.response.status_code}"
-    return f"the hub cannot be reached ({type(cause).__name__})" if cause else "the hub cannot be reached"
+    unreached = "the hub cannot be reached: no network, or a proxy that is not set (HTTPS_PROXY)"
+    return f"{unreached} [{type(cause).__name__}]" if cause else unreached
 
 
 def _reporting(advance: Callable[[int], None]) -> type[Any]:

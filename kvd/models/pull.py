@@ -26,6 +26,8 @@ from kvd.units import format_size
 
 DEMO = "demo"
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:/tree/main)?/?")
+"""of a model's page, as it is pasted from a browser"""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json")
 
 
@@ -49,17 +51,20 @@ def pull(
     backend: Backend | None = None,
     available: int | None = None,
 ) -> Pulled:
-    """Bring `source` (demo, FILE.gguf, DIR or ORG/NAME) into `home`. `say` gets lines for people.
+    """Bring `source` (demo, FILE.gguf, DIR, ORG/NAME or the address of its page) into `home`.
 
-    A DIR is referenced, or copied with `copy`. `available` bytes of memory are what its weights will have: a load that
+    `say` gets lines for people. A DIR is referenced, or copied with `copy`. `available` bytes of memory are what its weights will have: a load that
     will be slow or refused is announced. What is there from the same source already stays as it is without `force`.
     Raises BadRequest (name taken by another, nothing there, download failed), UnsupportedModel (what it is cannot be
     served) or Internal (disk full, no right to write); the home is then as before.
     """
+    if pasted := _ADDRESS.fullmatch(source):
+        source = pasted[1]
     path = Path(source).expanduser()
     here = source == DEMO or path.exists()
     if not here and (source.endswith(".gguf") or not _REPO.fullmatch(source)):
-        raise BadRequest(f"nothing at {source!r}; give demo, FILE.gguf, a model folder or ORG/NAME", source=source)
+        hint = "give demo, FILE.gguf, a model folder or ORG/NAME of the Hugging Face hub"
+        raise BadRequest(f"nothing at {source!r}; {hint}", source=source)
     title = checked_name(name or _default_name(source, path if here else None))
     models = home / "models"
     origin = source if source == DEMO or not here else str(path.resolve())

@@ -146,7 +146,8 @@ def find(store: Store, text: str) -> Slot:
     """The block whose chain begins with the hex digits `text`. Raises BadRequest: none, several, too short, not hex."""
     text = text.lower()
     if set(text) - set(hexdigits):
-        raise BadRequest(f"{text!r} is not hexadecimal: a block is named as CHAIN of `kvd cache ls`", chain=text)
+        named = "a prefix is named by its last block, CHAIN in `kvd cache ls`"
+        raise BadRequest(f"{text!r} is not hexadecimal: {named}", chain=text)
     if len(text) < SHORTEST:
         raise BadRequest(f"{text!r} is too short to name a block: {SHORTEST} digits or more", chain=text)
     found = [slot for chain, slot in store.core.table.slots.items() if chain.hex().startswith(text)]

@@ -17,7 +17,7 @@ from kvclient.errors import BadRequest
 from kvd.models.fingerprint import identify
 from kvd.models.hub import wanted
 from kvd.models.pull import pull
-from kvd.models.record import find, names
+from kvd.models.record import find, names, read_record
 from tests.tiny import tiny_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -152,6 +152,17 @@ def test_a_hub_that_cannot_be_reached_is_said(home: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(BadRequest, match="cannot be reached"):
         bring("org/any", home)
+
+
+@pytest.mark.parametrize("before, after", [
+    ("https://huggingface.co/", ""), ("https://huggingface.co/", "/tree/main"), ("hf.co/", "/"),
+])  # fmt: skip
+def test_the_address_of_a_models_page_is_the_model(
+    tmp_path: Path, hub: Hub, home: Path, before: str, after: str
+) -> None:
+    hub.files["org/tiny"] = tiny_model(tmp_path / "served")
+    assert bring(f"{before}org/tiny{after}", home).name == "tiny"
+    assert read_record(home / "models" / "tiny").source == "org/tiny"
 
 
 def test_files_at_the_top_that_make_a_model() -> None:

@@ -99,7 +99,7 @@ def test_names_that_are_no_names_are_refused(tmp_path: Path, home: Path, name: s
     assert names(home) == []
 
 
-@pytest.mark.parametrize("source", ["nothing", "missing.gguf", "a/b/c", "/no/such/folder", "org/x.gguf"])
+@pytest.mark.parametrize("source", ["nothing", "missing.gguf", "a/b/c", "/no/such/folder", "org/x.gguf", "qwen3:4b"])
 def test_a_source_that_is_nowhere_is_refused(home: Path, source: str) -> None:
     with pytest.raises(BadRequest, match="nothing at"):
         bring(source, home)

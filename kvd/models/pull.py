@@ -53,8 +53,9 @@ def pull(
 ) -> Pulled:
     """Bring `source` (demo, FILE.gguf, DIR, ORG/NAME or the address of its page) into `home`.
 
-    `say` gets lines for people. A DIR is referenced, or copied with `copy`. `available` bytes of memory are what its weights will have: a load that
-    will be slow or refused is announced. What is there from the same source already stays as it is without `force`.
+    `say` gets lines for people. A DIR is referenced, or copied with `copy`. `available` bytes of memory are what its
+    weights will have: a load that will be slow or refused is announced. What is there from the same source already
+    stays as it is without `force`.
     Raises BadRequest (name taken by another, nothing there, download failed), UnsupportedModel (what it is cannot be
     served) or Internal (disk full, no right to write); the home is then as before.
     """

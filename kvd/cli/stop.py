@@ -27,6 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     drain = 0.0 if args.now else load().daemon.drain
+    home = Home.default()
+    ours = holder(home)
     try:
         with Client(autostart=False) as client:
             client.shutdown(drain_s=drain)
@@ -40,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
 
     patience = drain + ENDING_S
     deadline = time.monotonic() + patience
-    while pid := holder(Home.default()):
+    while ours is not None and holder(home) in (ours, 0):  # 0: it has wiped its pid, and lets go next
         if time.monotonic() > deadline:
-            raise Timeout(f"process {pid} is still stopping after {patience:.0f} s", limit_s=patience, stage="stop")
+            raise Timeout(f"process {ours} is still stopping after {patience:.0f} s", limit_s=patience, stage="stop")
         time.sleep(0.02)
     if args.json:
         print_json({"stopped": True})

@@ -205,3 +205,17 @@ def test_stop_waits_as_long_as_the_daemon_may_take_to_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(stop, "holder", lambda home: 7)
     assert cli.main(["stop", "--now"]) == 75
     assert "process 7 is still stopping" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("then, looks", [([7, 0, None], 4), ([7, 0, 8], 4), ([None], 2)])
+def test_stop_waits_for_the_daemon_that_it_stops_and_not_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: Shown, then: list[int | None], looks: int
+) -> None:
+    """It wipes its pid before it lets go of the lock; one that a service manager starts may take that at once."""
+    seen: list[int | None] = []
+    held = iter([7, *then])
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda s: None))
+    monkeypatch.setattr(stop, "Client", lambda **_: nullcontext(SimpleNamespace(shutdown=lambda drain_s: None)))
+    monkeypatch.setattr(stop, "holder", lambda home: seen.append(next(held)) or seen[-1])
+    assert cli.main(["stop"]) == 0
+    assert len(seen) == looks and "stopped" in capsys.readouterr().out

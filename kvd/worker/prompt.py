@@ -61,7 +61,7 @@ class Prompter:
         """Raises BadRequest naming the field, or what the template said."""
         params, body = parse(kind, body, vocab=self._vocab, random_seed=int.from_bytes(os.urandom(7), "big"))
         tools = body.get("tools", [])
-        callable = tools if params.tool_choice != "none" else []
+        called = tools if params.tool_choice != "none" else []
         open_end = body.get("open_end", False)
         rules: tuple[Mapping[str, Any], ...] = ()
         if "tokens" in body:
@@ -76,13 +76,13 @@ class Prompter:
                 rules = advice.rules(messages, lambda other: read([dict(message) for message in other]))
         self._check(tokens)
         room = self._context - len(tokens) + 1
-        sampling, grammar = params.sampling, self._grammar(params, callable)
-        if grammar is None and len(tools) > len(callable):
+        sampling, grammar = params.sampling, self._grammar(params, called)
+        if kind == "generate" and grammar is None and tools and not called:
             sampling, grammar = self._without_calls(sampling)
         return Prompt(
             tokens=tuple(tokens),
             params=replace(params, max_tokens=min(params.max_tokens, room), sampling=sampling),
-            format=format_of(self._tokenizer, callable, tokens) if "messages" in body else PLAIN,
+            format=format_of(self._tokenizer, called, tokens) if "messages" in body else PLAIN,
             excess=_excess(len(tokens), self._context) if room < 1 else None,
             grammar=grammar,
             rules=rules,
